@@ -1,0 +1,50 @@
+"""Files that are either whole or not there, below every layer."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bdgd.checks import InputError
+
+
+@contextlib.contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """A new name in the same folder, which takes the place of `path` at once when all is written, and is gone after a failure."""
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        if path.is_dir():
+            raise InputError(f"cannot write {path}: it is a folder; give the name of a file in it")
+        yield temporary
+        _flush(temporary)
+        os.replace(temporary, path)
+        _flush(path.parent)
+    except OSError as error:
+        reason = error.strerror or " ".join(str(error).split())
+        raise InputError(f"cannot write {path}: {reason}; check that the folder exists, can be written to and has room") from None
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    """One JSON value, indented, replacing what was there."""
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(value, indent=1) + "\n")
+
+
+def _flush(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    if os.name == "nt" and path.is_dir():  # Windows does not open folders
+        return
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
