@@ -1,0 +1,111 @@
+"""Scans: sinograms with their geometry and, where they are known, the true images and the noise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from bdgd.checks import InputError, require_batch, require_count, require_finite
+from bdgd.data.noise import Noise
+from bdgd.operators.geometry import Geometry
+
+
+@dataclass(frozen=True, eq=False)
+class Scans:
+    """B scans of one geometry.
+
+    sinograms (B, 1, V, D); images (B, 1, H, W), the truth where it is known; noise, what `simulate` added.
+    geometry is None for an operator that is no ray transform: then both are batches of any shape.
+    """
+
+    sinograms: Tensor
+    geometry: Geometry | None
+    images: Tensor | None = None
+    noise: Noise | None = None
+
+    def __post_init__(self) -> None:
+        if self.geometry is not None and not isinstance(self.geometry, Geometry):
+            raise InputError(f"geometry must be a ParallelBeam, a FanBeam or None, got {type(self.geometry).__name__}")
+        _require_fit(self.sinograms, (self.geometry.views, self.geometry.detectors) if self.geometry else None, "sinograms")
+        if self.images is None:
+            return
+        _require_fit(self.images, self.geometry.image_size if self.geometry else None, "images")
+        if len(self.images) != len(self.sinograms):
+            raise InputError(f"images and sinograms must be pairs, got {len(self.images)} images and {len(self.sinograms)} sinograms")
+
+    def __len__(self) -> int:
+        """B, the number of scans."""
+        return len(self.sinograms)
+
+    def __getitem__(self, which: int | slice | Sequence[int] | Tensor) -> Scans:
+        """Some of the scans, always as a batch: `scans[3:7]`, `scans[[0, 5]]`, `scans[2]` (a batch of one)."""
+        if isinstance(which, int):
+            which = [range(len(self))[which]]
+        return replace(self, sinograms=self.sinograms[which], images=None if self.images is None else self.images[which])
+
+    def to(self, device: torch.device | str) -> Scans:
+        return replace(self, sinograms=self.sinograms.to(device), images=None if self.images is None else self.images.to(device))
+
+    def split(self, *parts: float, generator: torch.Generator | None = None) -> tuple[Scans, ...]:
+        """Disjoint parts, by counts (`split(80, 20)`) or by fractions that sum to at most 1 (`split(0.8, 0.2)`).
+
+        In order without a generator, else shuffled by it. What the parts do not ask for is left out.
+        """
+        counts = _part_sizes(parts, len(self))
+        order = torch.arange(len(self))
+        if generator is not None:
+            order = torch.randperm(len(self), generator=generator, device=generator.device).cpu()
+        ends = list(accumulate(counts))
+        return tuple(self[order[end - count : end].tolist()] for count, end in zip(counts, ends, strict=True))
+
+
+@torch.no_grad()
+def simulate(A: Callable[[Tensor], Tensor], x: Tensor, noise: Noise | None, *, generator: torch.Generator, batch: int = 256) -> Scans:
+    """Scans of the images x (B, 1, H, W): noise(A(x)), `batch` images at a time on the operator's device.
+
+    The result lies where x lies and does not depend on `batch`. `noise=None` leaves the sinograms clean. Any operator will do;
+    one without a `geometry` gives scans without.
+    """
+    batch = require_count(batch, "batch")
+    if not isinstance(x, Tensor) or x.ndim == 0 or len(x) == 0:
+        raise InputError(f"x must be a batch of images (B, 1, H, W), got {tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__}")
+    require_finite(x, "x")
+    sinograms = []
+    for images in x.split(batch):
+        clean = A(images.to(getattr(A, "device", x.device)))
+        sinograms.append((clean if noise is None else noise(clean, generator=generator)).to(x.device))
+    return Scans(torch.cat(sinograms), getattr(A, "geometry", None), images=x, noise=noise)
+
+
+def _require_fit(value: Tensor, sides: tuple[int, int] | None, name: str) -> None:
+    """Raise unless `value` is a finite batch of (1, *sides), or of anything when sides is None."""
+    if sides is not None:
+        try:
+            require_batch(value, (1, *sides), name)
+        except InputError as error:  # say whose shape was expected
+            expected = "views x detectors" if name == "sinograms" else "image_size"
+            raise InputError(f"{error} (the geometry's {expected} is {sides[0]} x {sides[1]})") from None
+    elif not isinstance(value, Tensor) or value.ndim < 2 or len(value) == 0 or not value.is_floating_point():
+        got = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise InputError(f"{name} must be a non-empty floating-point batch (B, ...), got {got}; add the batch axis with [None]")
+    require_finite(value, name)
+
+
+def _part_sizes(parts: Sequence[float], total: int) -> list[int]:
+    """How many scans each part gets; fractions are rounded at their cumulative sums, so 1/3 three times uses every scan."""
+    if not parts:
+        raise InputError("split needs at least one part; pass counts as in split(80, 20) or fractions as in split(0.8, 0.2)")
+    if all(isinstance(part, float) for part in parts):
+        if min(parts) <= 0 or not sum(parts) <= 1 + 1e-9:
+            raise InputError(f"fractions must be above 0 and sum to at most 1, got {parts}; write counts as whole numbers")
+        ends = [round(end * total) for end in accumulate(parts)]
+        counts = [end - start for start, end in zip([0, *ends], ends, strict=False)]
+    else:
+        counts = [require_count(part, "a part (counts and fractions do not mix)") for part in parts]  # type: ignore[arg-type]
+    if min(counts) == 0 or sum(counts) > total:
+        raise InputError(f"cannot split {total} scans into parts of {counts}; every part needs at least one, together at most {total}")
+    return counts
