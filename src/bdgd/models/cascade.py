@@ -1,0 +1,142 @@
+"""Bayesian deep gradient descent: K blocks that each turn the current image and the data-misfit gradient into a better image.
+
+    x_0 = initial(A, y),    x_k = relu(x_{k-1} + f_k(x_{k-1}, gradient of D(y, A x_{k-1}))),    k = 1 ... K
+
+The last convolution of f_k is Bayesian (`last_layers`); everything before it has point weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bdgd.checks import require_count
+from bdgd.classical import fbp
+from bdgd.keyed import keyed_generator
+from bdgd.models.last_layers import make_last_layer, reset_convolution
+from bdgd.models.misfit import make_misfit
+from bdgd.models.reconstructor import Reconstructor
+from bdgd.operators import LinearOperator
+
+Initial = Callable[[LinearOperator, Tensor], Tensor]
+#: Logarithm of the noise level that training starts from; it moves only about the learning rate per step, so it should start near.
+LOG_NOISE_INIT = -3.0
+
+
+class GradientBlock(nn.Module):
+    """One update (paper, Fig. 1): two branches 1-16-32 for image and gradient, merged 64-32-16, last layer 16-1; 3 x 3 throughout.
+
+    `log_noise` is log sigma_k of the likelihood N(x_k, sigma_k^2): a parameter where the last layer trains it,
+    else a buffer that is NaN until it has been estimated.
+    """
+
+    log_noise: Tensor
+
+    def __init__(self, last_layer: str = "mean_field"):
+        super().__init__()
+        self.image_branch = nn.ModuleList((nn.Conv2d(1, 16, 3, padding=1), nn.Conv2d(16, 32, 3, padding=1)))
+        self.gradient_branch = nn.ModuleList((nn.Conv2d(1, 16, 3, padding=1), nn.Conv2d(16, 32, 3, padding=1)))
+        self.merge = nn.ModuleList((nn.Conv2d(64, 32, 3, padding=1), nn.Conv2d(32, 16, 3, padding=1)))
+        self.last = make_last_layer(last_layer, 16)
+        if self.last.trains_noise_level:
+            self.log_noise = nn.Parameter(torch.tensor(LOG_NOISE_INIT))
+        else:
+            self.register_buffer("log_noise", torch.tensor(float("nan")))
+
+    def reset(self, generator: torch.Generator) -> None:
+        """Initial values, drawn from a CPU generator so that they are the same on every device."""
+        for layer in (*self.image_branch, *self.gradient_branch, *self.merge):
+            reset_convolution(layer, generator)
+        self.last.reset(generator)
+        with torch.no_grad():
+            self.log_noise.fill_(LOG_NOISE_INIT if self.last.trains_noise_level else float("nan"))
+
+    def features(self, x: Tensor, gradient: Tensor) -> Tensor:
+        """What the last layer sees: (B, 16, H, W) from the image and the gradient (B, 1, H, W)."""
+        branches = []
+        for branch, signal in ((self.image_branch, x), (self.gradient_branch, gradient)):
+            for layer in branch:
+                signal = F.relu(layer(signal))
+            branches.append(signal)
+        merged = torch.cat(branches, 1)
+        for layer in self.merge:
+            merged = F.relu(layer(merged))
+        return merged
+
+    def forward(self, x: Tensor, gradient: Tensor, noise: Tensor) -> Tensor:
+        """The next image (B, 1, H, W) with local noise, as in training."""
+        return F.relu(x + self.last(self.features(x, gradient), noise))
+
+    def update(self, x: Tensor, features: Tensor, weights: Tensor) -> Tensor:
+        """The next image with drawn weights (1, 16, 3, 3), or (B, 16, 3, 3) for each image its own."""
+        return F.relu(x + self.last.convolve(features, weights))
+
+
+class DeepGradientDescent(Reconstructor):
+    """A cascade of `blocks` gradient blocks on the operator `A`.
+
+    last_layer: "point" (DGD), "mean_field", "dropout" or "full_covariance". initial: x_0 from (A, y). gradient_scale: see
+    `misfit`. `A` may be any object with domain_shape, range_shape, A(x) and A.T(y); it works on the model's device.
+    The weights start from `seed`.
+    """
+
+    def __init__(
+        self,
+        A: LinearOperator,
+        blocks: int = 10,
+        last_layer: str = "mean_field",
+        *,
+        initial: Initial = fbp,
+        gradient_scale: float = 80.0,
+        misfit: str = "gaussian",
+        attenuation: float = 1.0,
+        seed: int = 0,
+    ):
+        super().__init__(A)
+        self.initial, self.last_layer = initial, last_layer
+        self.misfit = make_misfit(A, misfit, gradient_scale, attenuation)
+        modules = nn.ModuleList(GradientBlock(last_layer) for _ in range(require_count(blocks, "blocks")))
+        self.blocks = cast(Sequence[GradientBlock], modules)  # what type checkers should see in it
+        for k, block in enumerate(self.blocks):
+            block.reset(keyed_generator(seed, "block", k))
+        self.to(getattr(A, "device", "cpu"))
+
+    def _use_operator(self, A: LinearOperator) -> None:
+        super()._use_operator(A)
+        self.misfit = replace(self.misfit, A=A)
+
+    @property
+    def random(self) -> bool:
+        """Whether two draws differ."""
+        return self.blocks[0].last.random
+
+    @property
+    def noise_level(self) -> Tensor:
+        """sigma_K of the last block; NaN before training."""
+        return self.blocks[-1].log_noise.exp()
+
+    def start(self, y: Tensor) -> Tensor:
+        """x_0 (B, 1, H, W) of sinograms y (B, 1, V, D)."""
+        return self.initial(self.A, y)
+
+    def forward(self, y: Tensor, x: Tensor, noise: list[Tensor]) -> Tensor:
+        """x_K from x_0 with local noise per block: what joint fine-tuning differentiates."""
+        for block, local in zip(self.blocks, noise, strict=True):
+            x = block(x, self.misfit.gradient(x, y), local).to(y.dtype)
+        return x
+
+    def arguments(self) -> dict[str, Any]:
+        """The constructor's arguments beside the operator, as plain values."""
+        misfit = self.misfit.to_dict()
+        return {
+            "blocks": len(self.blocks),
+            "last_layer": self.last_layer,
+            "gradient_scale": misfit["scale"],
+            "misfit": misfit["kind"],
+            "attenuation": misfit.get("attenuation", 1.0),
+        }

@@ -1,0 +1,72 @@
+"""What every learned model shares: an operator that moves with it, checks of its input, provenance."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from bdgd.checks import InputError, require_batch, require_finite
+from bdgd.operators import LinearOperator
+
+
+class Reconstructor(nn.Module):
+    """A learned map from sinograms of the operator `A` to images.
+
+    A model says whether its draws are `random`, what its `noise_level` is, and which `arguments` build it again.
+    """
+
+    def __init__(self, A: LinearOperator):
+        super().__init__()
+        if len(A.domain_shape) != 3 or A.domain_shape[0] != 1:
+            raise InputError(f"a model needs an operator on images of shape (1, H, W), the domain_shape of {A} is {tuple(A.domain_shape)}")
+        if getattr(A, "dtype", torch.float32) != torch.float32:
+            raise InputError(f"a model works in torch.float32, {A} in {A.dtype}; make the operator with dtype=torch.float32")
+        self.A = A
+        #: how the weights came about: preset, seed, commit, hardware, seconds, scores; saved with them
+        self.provenance: dict[str, Any] = {}
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    @property
+    def random(self) -> bool:
+        """Whether two draws differ."""
+        return False
+
+    @property
+    def noise_level(self) -> Tensor:
+        """Standard deviation of the truth around one draw, a scalar; NaN before training."""
+        raise NotImplementedError
+
+    def arguments(self) -> dict[str, Any]:
+        """The constructor's arguments beside the operator, as plain values."""
+        raise NotImplementedError
+
+    def _use_operator(self, A: LinearOperator) -> None:
+        self.A = A
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """What `to`, `cpu` and `cuda` all call: the operator moves with the parameters."""
+        super()._apply(fn, recurse)
+        there = torch.device(getattr(self.A, "device", self.device))
+        if hasattr(self.A, "to") and (there.type != self.device.type or there.index not in (None, self.device.index)):
+            self._use_operator(self.A.to(self.device))
+        return self
+
+    def snapshot(self) -> Self:
+        """The model as it is now, on the same operator: training the original further does not change it."""
+        return copy.deepcopy(self, {id(shared): shared for shared in (self.A, getattr(self, "initial", None))})
+
+    def check(self, y: Tensor) -> None:
+        """Raise unless y is a finite batch of this model's sinograms, in float32, where the model is."""
+        require_batch(y, self.A.range_shape, "the sinogram")
+        if y.device.type != self.device.type:
+            raise InputError(f"the model is on {self.device}, the sinogram on {y.device}; move one of them with .to(...)")
+        if y.dtype != torch.float32:
+            raise InputError(f"the model works in torch.float32, the sinogram is {y.dtype}; convert it with .float()")
+        require_finite(y, "the sinogram")
