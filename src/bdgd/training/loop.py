@@ -1,0 +1,220 @@
+"""The training loop, one for every objective: keyed batches and noise, Adam with a cosine, a checkpoint after every epoch.
+
+Step t of a stage takes the images t*M ... (t+1)*M of an endless row of permutations and noise from a generator keyed by
+(seed, stage, step): nothing depends on where a run was interrupted or on how many processes share the batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from bdgd.checks import InputError, require_count, require_number, require_positive
+from bdgd.keyed import keyed_generator
+from bdgd.training.objective import Objective
+from bdgd.training.run import Record, RunFolder, rank
+
+#: The part of a stage over which the learning rate rises: Adam's first steps have full size whatever the gradient, and a
+#: block that starts from trained weights can lose all its active features to them.
+WARM_UP = 0.1
+
+Report = Callable[[Record], None]
+Step = Callable[[Tensor, list[Tensor]], Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """How long and how fast one stage is trained; the learning rate falls from the first to the last value along a cosine."""
+
+    epochs: int = 20
+    batch: int = 16
+    learning_rate: float = 1e-3
+    last_learning_rate: float = 1e-5
+    weight_decay: float = 0.0  # of the deterministic weights only: the others have their prior
+
+    def __post_init__(self) -> None:
+        require_count(self.epochs, "epochs")
+        require_count(self.batch, "batch")
+        for name in ("learning_rate", "last_learning_rate", "weight_decay"):
+            object.__setattr__(self, name, require_number(getattr(self, name), name))
+        require_positive(self.learning_rate, "learning_rate")
+        if not 0 <= self.last_learning_rate <= self.learning_rate:
+            most, got = self.learning_rate, self.last_learning_rate
+            raise InputError(f"last_learning_rate must lie between 0 and learning_rate ({most:g}), got {got:g}")
+        if self.weight_decay < 0:
+            raise InputError(f"weight_decay must be at least 0, got {self.weight_decay:g}")
+
+    def rate(self, progress: float) -> float:
+        """The learning rate after a part `progress` of the steps, from 0 to 1."""
+        cosine = self.last_learning_rate + (self.learning_rate - self.last_learning_rate) * (1 + math.cos(math.pi * progress)) / 2
+        return cosine * min(1.0, (progress + 1e-3) / WARM_UP)
+
+
+class Trainer:
+    """One objective with its optimiser. A stage resets the optimiser and runs the schedule; on a GPU the step is captured once."""
+
+    def __init__(
+        self,
+        objective: Objective,
+        schedule: Schedule,
+        *,
+        seed: int,
+        run: RunFolder | None = None,
+        report: Report | None = None,
+        capture: bool = True,
+    ):
+        self.objective, self.schedule, self.seed, self.run, self.report = objective, schedule, seed, run, report
+        self.ranks = dist.get_world_size() if dist.is_initialized() else 1
+        self.batch = min(schedule.batch, objective.images)
+        if self.batch % self.ranks:
+            raise InputError(f"the batch of {self.batch} cannot be shared by {self.ranks} processes; make it a multiple")
+        self.device = next(objective.parameters()).device
+        if self.device.type == "cuda":
+            objective.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # what its convolutions are fastest with
+        self.optimiser = _adam(objective, schedule, self.device)
+        self.captures = capture and self.device.type == "cuda" and self.ranks == 1
+        self._step: Step | None = None
+        self._order: tuple[str, int, Tensor] | None = None
+
+    def fit(self, stage: str) -> None:
+        """Train the stage from its first step, or from where the run folder has got to."""
+        tensors = training_tensors(self.optimiser)
+        for name, tensor in tensors.items():
+            if not name.startswith("parameter"):
+                tensor.zero_()
+        done = self.run.restore(stage, tensors) if self.run else 0
+        # Epoch e ends with the batch that would need an image of epoch e + 1, so its number of steps may differ by one.
+        ends = [(epoch + 1) * self.objective.images // self.batch for epoch in range(self.schedule.epochs)]
+        for epoch, (first, end) in enumerate(zip([0, *ends], ends, strict=False)):
+            if end <= done:
+                continue
+            self.objective.begin_epoch(keyed_generator(self.seed, stage, "symmetry", epoch))
+            loss = torch.zeros((), device=self.device)
+            for step in range(first, end):
+                self._set_rate(self.schedule.rate(step / ends[-1]))
+                loss += self._take(*self._batch(stage, step))
+            self._end_epoch(stage, epoch, end, loss / (end - first), tensors)
+
+    def _batch(self, stage: str, step: int) -> tuple[Tensor, list[Tensor]]:
+        """This process's share of the step's image numbers and noise."""
+        images = self.objective.images
+        positions = torch.arange(step * self.batch, (step + 1) * self.batch)
+        epochs = positions // images
+        index = torch.cat([self._permutation(stage, int(epoch))[positions[epochs == epoch] % images] for epoch in epochs.unique()])
+        noise = self.objective.draw_noise(self.batch, keyed_generator(self.seed, stage, "noise", step, device=self.device))
+        share = self.batch // self.ranks
+        mine = slice(share * rank(), share * (rank() + 1))
+        return index[mine].to(self.device, non_blocking=True), [local[mine] for local in noise]
+
+    def _permutation(self, stage: str, epoch: int) -> Tensor:
+        """The order of the images in an epoch; the last one asked for is kept."""
+        if self._order is None or self._order[:2] != (stage, epoch):
+            order = torch.randperm(self.objective.images, generator=keyed_generator(self.seed, stage, "order", epoch))
+            self._order = (stage, epoch, order)
+        return self._order[2]
+
+    def _take(self, index: Tensor, noise: list[Tensor]) -> Tensor:
+        """One optimiser step; the loss before it."""
+        if self._step is None:
+            self._step = _plain_step(_shared(self.objective) if self.ranks > 1 else self.objective, self.optimiser)
+            if self.captures:
+                self._step = _captured_step(self._step, self.optimiser, index, noise)
+        return self._step(index, noise)
+
+    def _set_rate(self, rate: float) -> None:
+        for group in self.optimiser.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)  # the captured step reads this tensor
+            else:
+                group["lr"] = rate
+
+    def _end_epoch(self, stage: str, epoch: int, step: int, loss: Tensor, tensors: dict[str, Tensor]) -> None:
+        if self.ranks > 1:
+            dist.all_reduce(loss)
+            loss = loss / self.ranks
+        mean = float(loss)
+        if not math.isfinite(mean) or not all(bool(parameter.isfinite().all()) for parameter in self.objective.parameters()):
+            raise InputError(
+                f"training diverged in {stage}, epoch {epoch + 1}: the loss ({mean:g}) or a weight is not finite; lower the learning rate"
+            )
+        record: Record = {"stage": stage, "epoch": epoch + 1, "step": step, "loss": mean}
+        if self.run:
+            self.run.append(record)
+            self.run.save_progress(stage, step, tensors)
+        if self.report and rank() == 0:
+            self.report(record | {"epochs": self.schedule.epochs})
+
+
+def _shared(objective: Objective) -> nn.Module:
+    """The objective with its gradients averaged over the processes. Some noise levels get none: fine-tuning uses the last one's only."""
+    return nn.parallel.DistributedDataParallel(objective, find_unused_parameters=True)
+
+
+def _adam(objective: Objective, schedule: Schedule, device: torch.device) -> torch.optim.Adam:
+    """Adam with its state in place from the start, so that it can be restored and captured."""
+    inferred = set(objective.inferred())
+    plain = [parameter for parameter in objective.parameters() if parameter not in inferred]
+    random = [parameter for parameter in objective.parameters() if parameter in inferred]
+    groups = [{"params": plain, "weight_decay": schedule.weight_decay}, {"params": random, "weight_decay": 0.0}]
+    on_gpu = device.type == "cuda"
+    rate = torch.tensor(schedule.learning_rate, device=device) if on_gpu else schedule.learning_rate
+    optimiser = torch.optim.Adam([group for group in groups if group["params"]], lr=rate, capturable=on_gpu, fused=on_gpu or None)
+    for parameter in plain + random:
+        optimiser.state[parameter] = {
+            "step": torch.zeros((), device=device),
+            "exp_avg": torch.zeros_like(parameter),
+            "exp_avg_sq": torch.zeros_like(parameter),
+        }
+    return optimiser
+
+
+def training_tensors(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Everything that a step changes, by name: the parameters and the optimiser's state."""
+    tensors: dict[str, Tensor] = {}
+    for number, parameter in enumerate(p for group in optimiser.param_groups for p in group["params"]):
+        tensors[f"parameter.{number}"] = parameter.detach()
+        tensors |= {f"{name}.{number}": value for name, value in optimiser.state[parameter].items()}
+    return tensors
+
+
+def _plain_step(objective: nn.Module, optimiser: torch.optim.Optimizer) -> Step:
+    def step(index: Tensor, noise: list[Tensor]) -> Tensor:
+        optimiser.zero_grad(set_to_none=True)
+        loss = objective(index, noise)
+        loss.backward()
+        optimiser.step()
+        return loss.detach()
+
+    return step
+
+
+def _captured_step(step: Step, optimiser: torch.optim.Optimizer, index: Tensor, noise: list[Tensor]) -> Step:
+    """The step as one CUDA graph: small batches are bound by the time to launch kernels one by one."""
+    index, noise = index.clone(), [local.clone() for local in noise]
+    tensors = training_tensors(optimiser)
+    before = {name: tensor.clone() for name, tensor in tensors.items()}
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):  # a few real steps first, as the capture needs them, then back to where we were
+        for _ in range(3):
+            step(index, noise)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss = step(index, noise)
+    for name, tensor in tensors.items():
+        tensor.copy_(before[name])
+
+    def replay(new_index: Tensor, new_noise: list[Tensor]) -> Tensor:
+        index.copy_(new_index)
+        for mine, new in zip(noise, new_noise, strict=True):
+            mine.copy_(new)
+        graph.replay()
+        return loss
+
+    return replay
