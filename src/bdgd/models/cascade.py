@@ -118,7 +118,7 @@ class DeepGradientDescent(Reconstructor):
     @property
     def noise_level(self) -> Tensor:
         """sigma_K of the last block; NaN before training."""
-        return self.blocks[-1].log_noise.exp()
+        return self.blocks[-1].log_noise.detach().exp()
 
     def start(self, y: Tensor) -> Tensor:
         """x_0 (B, 1, H, W) of sinograms y (B, 1, V, D)."""

@@ -46,7 +46,11 @@ def symmetries(geometry: Geometry | None) -> list[Symmetry]:
 
 
 def _same_lines(angles: np.ndarray, others: np.ndarray) -> bool:
-    """Whether two sets of views are the same modulo pi."""
+    """Whether both have every view equally often."""
+    return bool((_occurrences(angles, angles) == _occurrences(angles, others)).all())
+
+
+def _occurrences(angles: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """How often each of the angles is among the others, modulo pi."""
     distance = np.abs(angles[:, None] - others[None]) % math.pi
-    distance = np.minimum(distance, math.pi - distance)
-    return bool((distance.min(0) < 1e-9).all() and (distance.min(1) < 1e-9).all())
+    return (np.minimum(distance, math.pi - distance) < 1e-9).sum(1)

@@ -1,0 +1,90 @@
+"""bdgd: CT reconstruction from few or limited views, with error bars.
+
+A `Geometry` says where the rays are, a `RayTransform` turns images into sinograms and back (`A(x)`, `A.T(y)`), a
+`DeepGradientDescent` model turns a sinogram into a `Posterior` of images:
+
+    A = bdgd.RayTransform(bdgd.ParallelBeam.sparse(image_size=128, views=30))
+    scans = bdgd.simulate(A, bdgd.shepp_logan(128), bdgd.GaussianNoise(0.01), generator=torch.Generator().manual_seed(0))
+    posterior = bdgd.reconstruct(bdgd.load("sparse30-mfvi"), scans.sinograms)
+    posterior.mean, posterior.std, posterior.interval(0.95)
+"""
+
+from bdgd.checks import InputError
+from bdgd.classical import fbp
+from bdgd.data import (
+    Ellipses,
+    GaussianNoise,
+    PoissonNoise,
+    Scans,
+    disc,
+    ellipse_images,
+    ellipse_sinogram,
+    random_ellipses,
+    rasterise,
+    read_scans,
+    shepp_logan,
+    simulate,
+    with_text,
+    write_scans,
+)
+from bdgd.inference import Posterior, reconstruct
+from bdgd.metrics import ause, coverage, nll, psnr, ssim
+from bdgd.models import DeepGradientDescent, LearnedPrimalDual, load, pretrained, save
+from bdgd.operators import (
+    FanBeam,
+    Geometry,
+    LinearOperator,
+    ParallelBeam,
+    RayTransform,
+    adjoint_mismatch,
+    geometry_from_dict,
+    operator_norm,
+    read_geometry,
+)
+from bdgd.training import History, finetune_jointly, train_directly, train_greedily
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DeepGradientDescent",
+    "Ellipses",
+    "FanBeam",
+    "GaussianNoise",
+    "Geometry",
+    "History",
+    "InputError",
+    "LearnedPrimalDual",
+    "LinearOperator",
+    "ParallelBeam",
+    "PoissonNoise",
+    "Posterior",
+    "RayTransform",
+    "Scans",
+    "adjoint_mismatch",
+    "ause",
+    "coverage",
+    "disc",
+    "ellipse_images",
+    "ellipse_sinogram",
+    "fbp",
+    "finetune_jointly",
+    "geometry_from_dict",
+    "load",
+    "nll",
+    "operator_norm",
+    "pretrained",
+    "psnr",
+    "random_ellipses",
+    "rasterise",
+    "read_geometry",
+    "read_scans",
+    "reconstruct",
+    "save",
+    "shepp_logan",
+    "simulate",
+    "ssim",
+    "train_directly",
+    "train_greedily",
+    "with_text",
+    "write_scans",
+]

@@ -1,0 +1,64 @@
+"""The command line `bdgd`: the list of its commands, in the order in which `bdgd --help` shows them.
+
+A command is a function in a file of its own: the first parameter is the `Output` it speaks through, the others are its
+options, its name is the command's and its docstring the help. What it cannot use it raises as `InputError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+import bdgd
+from bdgd.apps.console import as_command
+from bdgd.apps.demo import demo
+from bdgd.apps.doctor import doctor
+from bdgd.apps.evaluate import evaluate
+from bdgd.apps.reconstruct import reconstruct
+from bdgd.apps.simulate import simulate
+from bdgd.apps.train import train
+
+#: Adding a command is one line here. The order: demo, doctor, reconstruct, train, simulate, evaluate, calibrate, reproduce, bench, serve.
+COMMANDS: list[Callable[..., None]] = [
+    demo,
+    doctor,
+    reconstruct,
+    train,
+    simulate,
+    evaluate,
+]
+
+app = typer.Typer(
+    name="bdgd",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for function in COMMANDS:
+    app.command()(as_command(function))
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"bdgd {bdgd.__version__}")
+        raise typer.Exit
+
+
+Version = Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and stop.")]
+
+
+@app.callback()
+def _bdgd(version: Version = False) -> None:
+    """CT reconstruction from few or limited views, with error bars.
+
+    Try [bold]bdgd demo[/bold] first; [bold]bdgd doctor[/bold] says what works here.
+    """
+
+
+def main() -> None:
+    """The entry point of the `bdgd` script."""
+    app(prog_name="bdgd")

@@ -1,0 +1,132 @@
+"""Presets: a complete experiment in one TOML file. An unknown key or a missing section is an error.
+
+    seed                  of the images, the noise, the weights and the training
+    [geometry]            beam = "sparse" | "limited" (the paper's detector), or any geometry as `bdgd.read_geometry` takes it
+    [data]                how many training and validation images, and the noise
+    [model]               kind = "cascade" | "primal-dual", and the arguments of the model
+    [training]            the arguments of train_greedily (a cascade) or train_directly (primal-dual)
+    [finetuning]          optional: the arguments of finetune_jointly
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from bdgd.checks import InputError, require_choice, require_count
+from bdgd.data import Noise, noise_from_dict
+from bdgd.operators import Geometry, ParallelBeam, geometry_from_dict
+
+_DATA = ("train", "validation", "noise")
+_SCHEDULE = ("epochs", "batch", "learning_rate", "last_learning_rate")
+#: what each kind of model knows in the sections about it
+_KEYS = {
+    "cascade": {
+        "model": ("kind", "blocks", "last_layer", "gradient_scale"),
+        "training": (*_SCHEDULE, "weight_decay", "kl_weight", "initialise", "augment"),
+        "finetuning": (*_SCHEDULE, "kl_weight"),
+    },
+    "primal-dual": {
+        "model": ("kind", "iterations"),
+        "training": (*_SCHEDULE, "weight_decay"),
+    },
+}
+
+
+@dataclass(frozen=True)
+class Preset:
+    """One experiment: what `bdgd train` needs, and the text it was read from, which the run folder keeps."""
+
+    name: str
+    seed: int
+    geometry: Geometry
+    train: int
+    validation: int
+    noise: Noise
+    kind: str
+    model: dict[str, Any]
+    training: dict[str, Any]
+    finetuning: dict[str, Any] | None
+    text: str
+
+
+def preset_names() -> list[str]:
+    """Names of the presets in the package."""
+    return sorted(entry.name.removesuffix(".toml") for entry in _folder().iterdir() if entry.name.endswith(".toml"))
+
+
+def read_preset(source: str) -> Preset:
+    """A preset by name, or from a TOML file of one's own."""
+    path = Path(source)
+    if not path.is_file():
+        shipped = _folder() / f"{source}.toml"
+        if "/" in source or not shipped.is_file():
+            raise InputError(f"there is no preset {source!r}; give a TOML file or one of {', '.join(preset_names())}")
+        return parse_preset(shipped.read_text(), source)
+    try:
+        return parse_preset(path.read_text(), path.stem)
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read the preset {path}: {error}") from None
+
+
+def parse_preset(text: str, name: str) -> Preset:
+    """The preset that a TOML text describes."""
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"the preset {name} is not valid TOML: {error}") from None
+    kind = require_choice(_section(values, "model", name).get("kind", "cascade"), tuple(_KEYS), f"kind in [model] of the preset {name}")
+    keys: dict[str, tuple[str, ...] | None] = {"geometry": None, "data": _DATA, **_KEYS[kind]}  # a geometry knows its keys itself
+    if unknown := sorted(set(values) - {"seed", *keys}):
+        raise InputError(f"the preset {name}, of a {kind} model, has an unknown key {unknown[0]!r}; known are seed, {', '.join(keys)}")
+    optional = {"finetuning"} - set(values)
+    sections = {section: _section(values, section, name, known) for section, known in keys.items() if section not in optional}
+    data = sections["data"]
+    for key in ("train", "noise"):
+        if key not in data:
+            raise InputError(f"the preset {name} needs {key!r} in [data]; add it")
+    if not isinstance(data["noise"], dict):
+        raise InputError(f'the preset {name} needs a table as noise in [data], such as {{ kind = "gaussian", relative = 0.01 }}')
+    return Preset(
+        name=name,
+        seed=require_count(values.get("seed", 0), "seed", least=0),
+        geometry=_geometry(sections["geometry"], name),
+        train=require_count(data["train"], "train"),
+        validation=require_count(data.get("validation", 100), "validation"),
+        noise=noise_from_dict(data["noise"]),
+        kind=kind,
+        model={key: value for key, value in sections["model"].items() if key != "kind"},
+        training=sections["training"],
+        finetuning=sections.get("finetuning"),
+        text=text,
+    )
+
+
+def _folder() -> Any:
+    return resources.files("bdgd.apps") / "presets"
+
+
+def _section(values: dict[str, Any], section: str, name: str, known: tuple[str, ...] | None = None) -> dict[str, Any]:
+    """The section, once it is there and has no key but the known ones, where these are given."""
+    found = values.get(section)
+    if not isinstance(found, dict):
+        raise InputError(f"the preset {name} needs a section [{section}]; add it, or start from one of {', '.join(preset_names())}")
+    if known is not None and (unknown := sorted(set(found) - set(known))):
+        raise InputError(f"the preset {name} has an unknown key {unknown[0]!r} in [{section}]; known are {', '.join(known)}")
+    return found
+
+
+def _geometry(values: dict[str, Any], name: str) -> Geometry:
+    beam = values.get("beam")
+    if beam not in ("sparse", "limited"):
+        return geometry_from_dict(values)
+    make = ParallelBeam.sparse if beam == "sparse" else ParallelBeam.limited
+    arguments = {key: value for key, value in values.items() if key != "beam"}
+    try:
+        return make(**arguments)
+    except TypeError:
+        known = "image_size, views, pixel_size" if beam == "sparse" else "image_size, degrees, pixel_size"
+        raise InputError(f"the preset {name} has an unknown key in [geometry]; beam = {beam!r} knows {known}") from None

@@ -1,0 +1,147 @@
+"""`bdgd simulate`: scans of phantoms, as a file to try everything else on."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from torch import Tensor
+
+from bdgd.apps.console import Output
+from bdgd.apps.options import Device, Seed, choose_device, require_writable
+from bdgd.apps.provenance import provenance
+from bdgd.checks import InputError, require_count
+from bdgd.data import (
+    GaussianNoise,
+    PoissonNoise,
+    Scans,
+    named_generator,
+    random_ellipses,
+    rasterise,
+    shepp_logan_ellipses,
+    with_text,
+    write_scans,
+)
+from bdgd.data import simulate as simulate_scans
+from bdgd.operators import Geometry, ParallelBeam, RayTransform, read_geometry
+from bdgd.storage import replacing
+
+
+class Phantom(StrEnum):
+    ellipses = "ellipses"
+    shepp_logan = "shepp-logan"
+    text = "text"
+
+
+Destination = Annotated[Path, typer.Option("--output", "-o", help="The HDF5 file to write.")]
+PhantomName = Annotated[Phantom, typer.Option("--phantom", help="Random ellipses, Shepp-Logan, or Shepp-Logan with a text burnt in.")]
+Text = Annotated[str, typer.Option("--text", help="The text of --phantom text.")]
+Count = Annotated[int, typer.Option("--count", help="How many scans.")]
+Size = Annotated[int | None, typer.Option("--size", help="Pixels along a side of the image; 128 unless given.")]
+Views = Annotated[int | None, typer.Option("--views", help="Parallel beam, so many views over the half circle; 30 unless given.")]
+Degrees = Annotated[int | None, typer.Option("--degrees", help="Parallel beam, one view per degree over an arc of so many degrees.")]
+GeometryFile = Annotated[Path | None, typer.Option("--geometry", help="Any geometry, from a TOML or JSON file.")]
+Noise = Annotated[float | None, typer.Option("--noise", help="Normal noise, relative to the sinogram's mean; 0: none; 0.01 unless given.")]
+Photons = Annotated[float | None, typer.Option("--photons", help="Photon-counting noise, so many photons in a ray that meets nothing.")]
+Attenuation = Annotated[
+    float | None, typer.Option("--attenuation", help="With --photons: of value 1 per length; 2.5 / side of the image unless given.")
+]
+
+
+def simulate(
+    out: Output,
+    output: Destination,
+    phantom: PhantomName = Phantom.ellipses,
+    text: Text = "ICPR 2020",
+    count: Count = 1,
+    size: Size = None,
+    views: Views = None,
+    degrees: Degrees = None,
+    geometry: GeometryFile = None,
+    noise: Noise = None,
+    photons: Photons = None,
+    attenuation: Attenuation = None,
+    seed: Seed = 0,
+    device: Device = "auto",
+) -> None:
+    """Simulate scans of phantoms and write them to an HDF5 file.
+
+    Example: bdgd simulate -o scan.h5 --phantom shepp-logan --views 30
+    """
+    where = choose_device(device)
+    scanner = _geometry(size, views, degrees, geometry)
+    disturbance = _noise(noise, photons, attenuation, scanner)
+    require_count(count, "--count")
+    require_writable(output)
+    A = RayTransform(scanner, where)
+    images = _phantoms(phantom, text, count, scanner.image_size, seed)
+    scans = simulate_scans(A, images, disturbance, generator=named_generator("simulate noise", seed))
+    _write(output, scans, seed, where)
+    _summary(out, output, scans, A)
+
+
+def _geometry(size: int | None, views: int | None, degrees: int | None, file: Path | None) -> Geometry:
+    _at_most_one("--views", views, "--degrees", degrees, "--geometry", file)
+    if file is not None:
+        if size is not None:
+            raise InputError("--size and --geometry exclude each other: the file says how large the image is")
+        return read_geometry(file)
+    pixels = 128 if size is None else require_count(size, "--size")
+    if degrees is not None:
+        return ParallelBeam.limited(image_size=pixels, degrees=require_count(degrees, "--degrees"))
+    return ParallelBeam.sparse(image_size=pixels, views=30 if views is None else require_count(views, "--views"))
+
+
+def _noise(
+    relative: float | None, photons: float | None, attenuation: float | None, geometry: Geometry
+) -> GaussianNoise | PoissonNoise | None:
+    _at_most_one("--noise", relative, "--photons", photons)
+    if photons is not None:
+        side = max(geometry.image_size) * geometry.pixel_size  # of value 1 throughout, it lets one photon in twelve through
+        return PoissonNoise(photons, 2.5 / side if attenuation is None else attenuation)
+    if attenuation is not None:
+        raise InputError("--attenuation belongs to --photons; add the number of photons, or leave it out")
+    return None if relative == 0 else GaussianNoise(0.01 if relative is None else relative)
+
+
+def _at_most_one(*pairs: object) -> None:
+    """Raise if more than one option of (name, value, name, value, ...) was given."""
+    given = [name for name, value in zip(pairs[::2], pairs[1::2], strict=True) if value is not None]
+    if len(given) > 1:
+        raise InputError(f"{' and '.join(map(str, given))} exclude each other; give one of them")
+
+
+def _phantoms(phantom: Phantom, text: str, count: int, size: Any, seed: int) -> Tensor:
+    """(count, 1, *size); the random ones from a stream of their own, so that no image of the named sets is among them."""
+    if phantom == Phantom.ellipses:
+        return random_ellipses(count, size, generator=named_generator("simulate ellipses", seed))
+    image = rasterise(shepp_logan_ellipses(), size)
+    return (with_text(image, text) if phantom == Phantom.text else image).repeat(count, 1, 1, 1)
+
+
+def _write(path: Path, scans: Scans, seed: int, device: torch.device) -> None:
+    """The scans, with their provenance as an attribute of the sinogram."""
+    import h5py
+
+    with replacing(path) as temporary:
+        write_scans(temporary, scans)
+        with h5py.File(temporary, "r+") as file:
+            file["sinogram"].attrs["provenance"] = json.dumps(provenance(seed, device))
+
+
+def _summary(out: Output, path: Path, scans: Scans, A: RayTransform) -> None:
+    y, noise = scans.sinograms, scans.noise
+    beam = type(A.geometry).__name__
+    rows = [
+        ("scans", str(len(scans))),
+        ("image", f"{A.domain_shape[1]} x {A.domain_shape[2]} pixels of size {A.geometry.pixel_size:g}"),
+        ("geometry", f"{beam}, {A.geometry.views} views x {A.geometry.detectors} detectors of {A.geometry.detector_spacing:.5g}"),
+        ("noise", "none" if noise is None else ", ".join(f"{key} {value}" for key, value in noise.to_dict().items() if key != "kind")),
+        ("sinogram", f"from {float(y.min()):.4g} to {float(y.max()):.4g}, mean {float(y.mean()):.4g}"),
+    ]
+    out.table(("", ""), rows)
+    out.say(f"wrote {path} ({path.stat().st_size / 1e6:.2g} MB)")

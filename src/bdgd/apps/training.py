@@ -1,0 +1,87 @@
+"""A preset made real: its scans, its model, its training. Used by `bdgd train` and by whoever repeats a shipped model."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bdgd.apps.options import make_folder
+from bdgd.apps.presets import Preset, parse_preset
+from bdgd.apps.provenance import provenance
+from bdgd.checks import InputError
+from bdgd.data import Scans, ellipse_images, named_generator, simulate
+from bdgd.models import DeepGradientDescent, LearnedPrimalDual, Reconstructor, save
+from bdgd.operators import RayTransform
+from bdgd.storage import replacing, write_json
+from bdgd.training import History, finetune_jointly, train_directly, train_greedily
+from bdgd.training.loop import Report
+from bdgd.training.run import rank
+
+
+def make_scans(preset: Preset, A: RayTransform, which: str) -> Scans:
+    """The training or validation scans of a preset, on the operator's device."""
+    count = preset.train if which == "train" else preset.validation
+    images = ellipse_images(which, count, preset.geometry.image_size[0], preset.seed, device=A.device)
+    return simulate(A, images, preset.noise, generator=named_generator(f"{which} noise", preset.seed))
+
+
+def make_model(preset: Preset, A: RayTransform) -> Reconstructor:
+    """The untrained model of a preset."""
+    if preset.kind == "primal-dual":
+        return LearnedPrimalDual(A, **preset.model, seed=preset.seed)
+    return DeepGradientDescent(A, **preset.model, seed=preset.seed)
+
+
+def train_preset(preset: Preset, run: Path, device: torch.device, *, resume: bool = False, report: Report | None = None) -> Reconstructor:
+    """Train the preset's model in the run folder and write it there as model.safetensors, with its provenance."""
+    start = time.perf_counter()
+    _keep(preset, run, device)
+    A = RayTransform(preset.geometry, device=device)
+    model = make_model(preset, A)
+    histories = _train(preset, model, make_scans(preset, A, "train"), make_scans(preset, A, "validation"), run, resume, report)
+    stages = [record for history in histories for record in history.stages]
+    model.provenance = {
+        "preset": preset.name,
+        "preset_text": preset.text,
+        "stages": stages,
+        "seconds": round(time.perf_counter() - start, 1),
+        **provenance(preset.seed, device),
+    }
+    if rank() == 0:
+        save(model, run / "model.safetensors")
+    return model
+
+
+def _keep(preset: Preset, run: Path, device: torch.device) -> None:
+    """Put the preset and the environment into a new run folder; one of another preset is refused."""
+    kept = make_folder(run) / "preset.toml"
+    if kept.is_file():
+        if replace(parse_preset(kept.read_text(), preset.name), text="") != replace(preset, text=""):
+            raise InputError(f"{run} holds a run of another preset than {preset.name}, see {kept}; choose another folder")
+    elif rank() == 0 and not (run / "settings.json").exists():
+        write_json(run / "environment.json", provenance(preset.seed, device))
+        with replacing(kept) as temporary:
+            temporary.write_text(preset.text)
+
+
+def _train(
+    preset: Preset, model: Reconstructor, train: Scans, validation: Scans, run: Path, resume: bool, report: Report | None
+) -> list[History]:
+    """The stages of the preset, each in the run folder."""
+    shared: dict[str, Any] = {"validation": validation, "resume": resume, "report": report}
+
+    def generator() -> torch.Generator:
+        return named_generator("training", preset.seed)
+
+    if isinstance(model, LearnedPrimalDual):
+        histories = [train_directly(model, train, **preset.training, generator=generator(), run=run, **shared)]
+    else:
+        assert isinstance(model, DeepGradientDescent)
+        histories = [train_greedily(model, train, **preset.training, generator=generator(), run=run, **shared)]
+        if preset.finetuning is not None:
+            histories.append(finetune_jointly(model, train, **preset.finetuning, generator=generator(), run=run / "joint", **shared))
+    return histories

@@ -1,0 +1,90 @@
+"""Scoring a method on the paper's protocol: 128 x 128 images, 1 % noise, 100 ellipse images and Shepp-Logan, each apart.
+
+Whatever a method chooses, it chooses on `validation_scans`; `test_scans` are for the numbers alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bdgd.checks import InputError, require_count
+from bdgd.data import GaussianNoise, Scans, ellipse_images, named_generator, simulate, test_images
+from bdgd.metrics import psnr, ssim
+from bdgd.operators import Geometry, ParallelBeam, RayTransform
+
+#: The paper's two settings by name.
+SETTINGS: dict[str, Geometry] = {"sparse30": ParallelBeam.sparse(views=30), "limited120": ParallelBeam.limited(degrees=120)}
+NOISE = GaussianNoise(0.01)
+
+_BATCH = 25  # images reconstructed between two reports of progress
+
+
+@dataclass(frozen=True)
+class Method:
+    """A reconstruction ready to be scored: sinograms (B, 1, V, D) -> images (B, 1, H, W), and what was chosen for it on which data."""
+
+    reconstruct: Callable[[Tensor], Tensor]
+    recipe: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """One value per image in the order of `test_scans`: ellipses, then Shepp-Logan; and the seconds for all of them."""
+
+    psnr: tuple[float, ...]
+    ssim: tuple[float, ...]
+    seconds: float
+
+    def summary(self) -> dict[str, float]:
+        """The mean over the ellipse images, and Shepp-Logan, which is the last."""
+        ellipses = len(self.psnr) - 1
+        return {
+            "ellipses_psnr": sum(self.psnr[:-1]) / ellipses,
+            "ellipses_ssim": sum(self.ssim[:-1]) / ellipses,
+            "shepp_logan_psnr": self.psnr[-1],
+            "shepp_logan_ssim": self.ssim[-1],
+        }
+
+
+def test_scans(A: RayTransform, images: int = 101, seed: int = 0) -> Scans:
+    """Scans of the fixed test set, or of its first `images` - 1 ellipse images and Shepp-Logan; the seed is the noise's.
+
+    The noise of an image does not depend on how many there are.
+    """
+    scans = simulate(A, test_images(), NOISE, generator=named_generator("test noise", seed))
+    if not 2 <= require_count(images, "images") <= len(scans):
+        raise InputError(f"images must be from 2 to {len(scans)}, ellipses and Shepp-Logan together, got {images}")
+    return scans[[*range(images - 1), len(scans) - 1]].to(A.device)
+
+
+def validation_scans(A: RayTransform, images: int, seed: int = 0) -> Scans:
+    """Scans of the first ellipse images of the validation set, which no table scores."""
+    scans = simulate(A, ellipse_images("validation", images, seed=seed), NOISE, generator=named_generator("validation noise", seed))
+    return scans.to(A.device)
+
+
+def score(method: Method, scans: Scans, report: Callable[[int, float], None] | None = None) -> Scores:
+    """PSNR and SSIM of every scan. `report(images, mean PSNR so far)` is called now and then; only the reconstruction is timed."""
+    if scans.images is None:
+        raise InputError("a score needs the true images, but these scans have none; simulate them, or read a file that holds them")
+    seconds = 0.0
+    psnrs: list[float] = []
+    ssims: list[float] = []
+    for first in range(0, len(scans), _BATCH):
+        part, truth = scans.sinograms[first : first + _BATCH], scans.images[first : first + _BATCH]
+        start = time.perf_counter()
+        estimate = method.reconstruct(part)
+        if estimate.is_cuda:
+            torch.cuda.synchronize(estimate.device)
+        seconds += time.perf_counter() - start
+        psnrs += psnr(estimate, truth).tolist()
+        ssims += ssim(estimate, truth).tolist()
+        if report is not None:
+            report(len(part), sum(psnrs) / len(psnrs))
+    return Scores(tuple(psnrs), tuple(ssims), seconds)
