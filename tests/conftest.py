@@ -1,0 +1,37 @@
+"""What the tests share: a seeded generator, the devices, and measured data where there is some."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import settings
+
+#: the one list of devices; every test that takes `device` runs once on each
+DEVICES = ["cpu", *([pytest.param("cuda", marks=pytest.mark.gpu)] if torch.cuda.is_available() else [])]
+
+SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+settings.register_profile("bdgd", deadline=None, derandomize=True)  # the same examples every time; a slow machine is no failure
+settings.load_profile("bdgd")
+
+
+@pytest.fixture
+def generator() -> torch.Generator:
+    """A CPU generator seeded with 0, fresh for every test."""
+    return torch.Generator().manual_seed(0)
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """Each device of this machine in turn: the CPU, and CUDA where there is one."""
+    return torch.device(request.param)
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of measured scans beside the repository; skips where it is absent."""
+    if not SHARED_DATA.is_dir():
+        pytest.skip("measured data not found: this test needs the folder ../shared/data beside the repository")
+    return SHARED_DATA
