@@ -10,7 +10,7 @@ A `Geometry` says where the rays are, a `RayTransform` turns images into sinogra
 """
 
 from bdgd.checks import InputError
-from bdgd.classical import fbp
+from bdgd.classical import choose_tv_weight, fbp, solve_tv, tv
 from bdgd.data import (
     Ellipses,
     GaussianNoise,
@@ -62,6 +62,7 @@ __all__ = [
     "Scans",
     "adjoint_mismatch",
     "ause",
+    "choose_tv_weight",
     "coverage",
     "disc",
     "ellipse_images",
@@ -82,9 +83,11 @@ __all__ = [
     "save",
     "shepp_logan",
     "simulate",
+    "solve_tv",
     "ssim",
     "train_directly",
     "train_greedily",
+    "tv",
     "with_text",
     "write_scans",
 ]

@@ -75,18 +75,17 @@ def _draws(model: Reconstructor, y: Tensor, count: int, seed: int, mode: str, us
     if not isinstance(model, DeepGradientDescent):
         yield torch.cat([model(part) for part in parts])
         return
-    starts = [model.start(part) for part in parts]
-    gradients = [model.misfit.gradient(x, part) for x, part in zip(starts, parts, strict=True)]
+    starts = [model.begin(part) for part in parts]
     # All draws share the first block's input, so its features are computed once.
-    features = [model.blocks[0].features(x, g) for x, g in zip(starts, gradients, strict=True)]
+    features = [model.blocks[0].features(state.x, state.gradient) for state in starts]
     for s in range(count):
         updates = [_Update(model, k, seed, s, mode) for k in range(used)]
-        images = [updates[0](x, h) for x, h in zip(starts, features, strict=True)]
+        states = [model.settle(state, updates[0](state.x, h), part) for state, h, part in zip(starts, features, parts, strict=True)]
         for n, part in enumerate(parts):
             for update in updates[1:]:
-                x = images[n]
-                images[n] = update(x, update.block.features(x, model.misfit.gradient(x, part)))
-        yield torch.cat(images)
+                state = states[n]
+                states[n] = model.settle(state, update(state.x, update.block.features(state.x, state.gradient)), part)
+        yield torch.cat([state.x for state in states]).clamp(min=0)  # x_0, where every update was undone, may be below
 
 
 class _Update:

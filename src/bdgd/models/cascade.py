@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +26,17 @@ from bdgd.operators import LinearOperator
 Initial = Callable[[LinearOperator, Tensor], Tensor]
 #: Logarithm of the noise level that training starts from; it moves only about the learning rate per step, so it should start near.
 LOG_NOISE_INIT = -3.0
+#: A block's update is undone for an image whose data misfit it raises to more than this times the smallest so far. Misfits fall
+#: from block to block and then stay level within a few percent; where one grows, the image has left what the block was trained on.
+MOST_GROWTH = 2.0
+
+
+class State(NamedTuple):
+    """Images on their way through the cascade: x and the misfit's gradient there (B, 1, H, W), the smallest residual norm so far (B,)."""
+
+    x: Tensor
+    gradient: Tensor
+    misfit: Tensor
 
 
 class GradientBlock(nn.Module):
@@ -123,6 +134,28 @@ class DeepGradientDescent(Reconstructor):
     def start(self, y: Tensor) -> Tensor:
         """x_0 (B, 1, H, W) of sinograms y (B, 1, V, D)."""
         return self.initial(self.A, y)
+
+    def begin(self, y: Tensor) -> State:
+        """The state at x_0."""
+        return self._look(self.start(y), y)
+
+    def settle(self, state: State, proposed: Tensor, y: Tensor) -> State:
+        """The state at the images that a block proposes, except where these fit the data worse: there it stays as it was.
+
+        The residual is needed for the next gradient anyway, so this guard against divergence costs nothing.
+        """
+        new = self._look(proposed, y)
+        keep = new.misfit <= MOST_GROWTH * state.misfit  # (B,), false where it is NaN
+        pixels = keep[:, None, None, None]
+        return State(
+            torch.where(pixels, new.x, state.x),
+            torch.where(pixels, new.gradient, state.gradient),
+            torch.where(keep, torch.minimum(new.misfit, state.misfit), state.misfit),
+        )
+
+    def _look(self, x: Tensor, y: Tensor) -> State:
+        residual = self.misfit.residual(x, y)
+        return State(x, self.misfit.gradient_of(residual), residual.flatten(1).norm(dim=1))
 
     def forward(self, y: Tensor, x: Tensor, noise: list[Tensor]) -> Tensor:
         """x_K from x_0 with local noise per block: what joint fine-tuning differentiates."""

@@ -26,7 +26,11 @@ class GaussianMisfit:
 
     def gradient(self, x: Tensor, y: Tensor) -> Tensor:
         """scale * A1'(A1 x - y1) with A1 = A / ||A||, y1 = y / ||A||: (B, *domain_shape)."""
-        return (self.scale / self.norm**2) * self.A.T(self.residual(x, y))
+        return self.gradient_of(self.residual(x, y))
+
+    def gradient_of(self, residual: Tensor) -> Tensor:
+        """The gradient where the residual (B, *range_shape) is known already."""
+        return (self.scale / self.norm**2) * self.A.T(residual)
 
     def residual(self, x: Tensor, y: Tensor) -> Tensor:
         return self.A(x) - y

@@ -7,6 +7,8 @@ images are pushed through with one draw of its weights per image. So memory does
 from __future__ import annotations
 
 import copy
+import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from bdgd.checks import InputError, require_batch, require_choice, require_posit
 from bdgd.data import Scans
 from bdgd.keyed import keyed_generator, seed_from
 from bdgd.metrics import psnr
-from bdgd.models import DeepGradientDescent, GradientBlock, Reconstructor
+from bdgd.models import DeepGradientDescent, GradientBlock, Reconstructor, State
 from bdgd.operators import symmetries
 from bdgd.training.loop import Report, Schedule, Trainer
 from bdgd.training.objective import BlockObjective, log_likelihood
@@ -26,6 +28,8 @@ from bdgd.training.run import Record, RunFolder, rank
 
 #: Images that are pushed through a block together.
 BATCH = 128
+#: A block that gains less than this part of what the block before it gained is trained again, so often at most.
+LEAST_GAIN, ATTEMPTS = 0.1, 3
 
 
 @dataclass(frozen=True)
@@ -39,40 +43,41 @@ class History:
         return [record.get(name) for record in self.stages]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Frontier:
-    """Images on their way through the cascade: x = x_k and the gradient there, for sinograms y of known truth."""
+    """Where all images of a set are on their way through the cascade, for sinograms y of known truth."""
 
     y: Tensor
     truth: Tensor
-    x: Tensor
-    gradient: Tensor
+    state: State
 
     @classmethod
     def at_start(cls, model: DeepGradientDescent, scans: Scans) -> Frontier:
-        """x_0 of the scans and its gradient, on the model's device."""
+        """At x_0 of the scans, on the model's device."""
         scans = prepared(model, scans)
         assert scans.images is not None
-        x = torch.cat([model.start(part) for part in scans.sinograms.split(BATCH)])
-        frontier = cls(scans.sinograms, scans.images, x, torch.empty_like(x))
-        frontier.update_gradient(model)
-        return frontier
+        states = [model.begin(part) for part in scans.sinograms.split(BATCH)]
+        return cls(scans.sinograms, scans.images, State(*(torch.cat(tensors) for tensors in zip(*states, strict=True))))
 
     @torch.no_grad()
-    def push(self, model: DeepGradientDescent, block: GradientBlock, generator: torch.Generator) -> None:
-        """x_k and its gradient in place of x_{k-1}, with one draw of the weights per image."""
-        weights = block.last.draw(len(self.x), generator)
-        for first in range(0, len(self.x), BATCH):
-            part = slice(first, first + BATCH)
-            features = block.features(self.x[part], self.gradient[part])
-            self.x[part] = block.update(self.x[part], features, weights[part])
-        self.update_gradient(model)
+    def behind(self, model: DeepGradientDescent, block: GradientBlock, generator: torch.Generator) -> State:
+        """The state after a block, with one draw of its weights per image."""
+        weights = block.last.draw(len(self.y), generator).split(BATCH)
+        parts = zip(*(tensor.split(BATCH) for tensor in self.state), self.y.split(BATCH), weights, strict=True)
+        states = []
+        for x, gradient, misfit, y, drawn in parts:
+            proposed = block.update(x, block.features(x, gradient), drawn)
+            states.append(model.settle(State(x, gradient, misfit), proposed, y))
+        return State(*(torch.cat(tensors) for tensors in zip(*states, strict=True)))
 
-    @torch.no_grad()
-    def update_gradient(self, model: DeepGradientDescent) -> None:
-        for first in range(0, len(self.x), BATCH):
-            part = slice(first, first + BATCH)
-            self.gradient[part] = model.misfit.gradient(self.x[part], self.y[part])
+    def move(self, state: State) -> None:
+        """Go there, in the memory where the state is: a captured step reads it in place."""
+        for mine, new in zip(self.state, state, strict=True):
+            mine.copy_(new)
+
+    def quality(self) -> float:
+        """Mean PSNR."""
+        return float(psnr(self.state.x, self.truth).mean())
 
 
 def train_greedily(
@@ -113,23 +118,32 @@ def train_greedily(
     # One block is trained over and over and copied out: its memory stays where a captured step expects it.
     trainee = copy.deepcopy(model.blocks[0])
     flips = symmetries(getattr(model.A, "geometry", None) if augment else None)
-    objective = BlockObjective(trainee, train.x, train.gradient, train.truth, kl_weight, flips)
-    folder = open_run(run, model, scans, validation, settings, resume)
-    trainer = Trainer(objective, schedule, seed=seed, run=folder, report=report)
+    objective = BlockObjective(trainee, train.state.x, train.state.gradient, train.truth, kl_weight, flips)
+    trainer = Trainer(objective, schedule, seed=seed, report=report)
+    folder = open_run(run, model, scans, validation, settings, resume)  # last, once nothing else is wrong
+    judge = held_out if held_out is not None else train
     stages: list[Record] = []
+    gain = -math.inf  # what the block before gained
     for k, block in enumerate(model.blocks):
         stage = f"block-{k + 1:02d}"
+        before = judge.quality()
+
+        def gained(before: float = before, stage: str = stage) -> float:
+            images = judge.behind(model, trainee, keyed_generator(seed, stage, "validation")).x
+            return float(psnr(images, judge.truth).mean()) - before
+
         weights = folder.finished(stage) if folder else None
         if weights is not None:
             trainee.load_state_dict(weights)
         else:
             if k == 0 or initialise == "fresh":
                 trainee.load_state_dict(block.state_dict())
-            trainer.fit(stage)
-        train.push(model, trainee, keyed_generator(seed, stage, "push"))
+            _fit_block(trainer, stage, folder, gained, LEAST_GAIN * gain if initialise == "previous" else -math.inf)
+        gain = gained()
+        train.move(train.behind(model, trainee, keyed_generator(seed, stage, "push")))
         if held_out is not None:
-            held_out.push(model, trainee, keyed_generator(seed, stage, "validation"))
-        record = {"stage": stage} | score(trainee, held_out if held_out is not None else train)
+            held_out.move(held_out.behind(model, trainee, keyed_generator(seed, stage, "validation")))
+        record = {"stage": stage} | score(trainee, judge)
         if weights is None and folder:
             folder.finish(stage, trainee.state_dict(), record)
         block.load_state_dict(trainee.state_dict())
@@ -139,14 +153,28 @@ def train_greedily(
     return History(stages)
 
 
+def _fit_block(trainer: Trainer, stage: str, folder: RunFolder | None, gained: Callable[[], float], least: float) -> None:
+    """Train one block; if it then gains less than `least` dB, train it again from the same start at half the learning rate.
+
+    A learning rate that suits most blocks can cost one its active features: it then changes nothing, and so would all blocks
+    that start from it.
+    """
+    start = copy.deepcopy(trainer.objective.state_dict())
+    for attempt in range(ATTEMPTS):
+        trainer.objective.load_state_dict(start)
+        trainer.fit(stage if attempt == 0 else f"{stage}-again-{attempt}", folder, slower=0.5**attempt)
+        if gained() >= least:
+            return
+
+
 @torch.no_grad()
 def score(block: GradientBlock, frontier: Frontier) -> Record:
     """PSNR and NLL per pixel of one draw per image; sets the noise level where the block does not train it."""
     if not block.last.trains_noise_level:
-        block.log_noise.copy_(((frontier.x - frontier.truth) ** 2).mean().sqrt().log())
-    nll = -log_likelihood(frontier.x, frontier.truth, block.log_noise) / frontier.truth.numel()
+        block.log_noise.copy_(((frontier.state.x - frontier.truth) ** 2).mean().sqrt().log())
+    nll = -log_likelihood(frontier.state.x, frontier.truth, block.log_noise) / frontier.truth.numel()
     return {
-        "validation_psnr": float(psnr(frontier.x, frontier.truth).mean()),
+        "validation_psnr": frontier.quality(),
         "validation_nll": float(nll),
         "noise_level": float(block.log_noise.exp()),
     }

@@ -58,17 +58,8 @@ class Schedule:
 class Trainer:
     """One objective with its optimiser. A stage resets the optimiser and runs the schedule; on a GPU the step is captured once."""
 
-    def __init__(
-        self,
-        objective: Objective,
-        schedule: Schedule,
-        *,
-        seed: int,
-        run: RunFolder | None = None,
-        report: Report | None = None,
-        capture: bool = True,
-    ):
-        self.objective, self.schedule, self.seed, self.run, self.report = objective, schedule, seed, run, report
+    def __init__(self, objective: Objective, schedule: Schedule, *, seed: int, report: Report | None = None, capture: bool = True):
+        self.objective, self.schedule, self.seed, self.report = objective, schedule, seed, report
         self.ranks = dist.get_world_size() if dist.is_initialized() else 1
         self.batch = min(schedule.batch, objective.images)
         if self.batch % self.ranks:
@@ -81,14 +72,14 @@ class Trainer:
         self._step: Step | None = None
         self._order: tuple[str, int, Tensor] | None = None
 
-    def fit(self, stage: str) -> None:
-        """Train the stage from its first step, or from where the run folder has got to."""
+    def fit(self, stage: str, run: RunFolder | None = None, slower: float = 1.0) -> None:
+        """Train the stage from its first step, or from where the run folder has got to, at `slower` times the learning rate."""
         tensors = training_tensors(self.optimiser)
         for name, tensor in tensors.items():
             if not name.startswith("parameter"):
                 tensor.zero_()
-        done = self.run.restore(stage, tensors) if self.run else 0
-        # Epoch e ends with the batch that would need an image of epoch e + 1, so its number of steps may differ by one.
+        done = run.restore(stage, tensors) if run else 0
+        # An epoch ends before the batch that reaches into the next permutation, so epochs may differ by one step.
         ends = [(epoch + 1) * self.objective.images // self.batch for epoch in range(self.schedule.epochs)]
         for epoch, (first, end) in enumerate(zip([0, *ends], ends, strict=False)):
             if end <= done:
@@ -96,9 +87,14 @@ class Trainer:
             self.objective.begin_epoch(keyed_generator(self.seed, stage, "symmetry", epoch))
             loss = torch.zeros((), device=self.device)
             for step in range(first, end):
-                self._set_rate(self.schedule.rate(step / ends[-1]))
+                self._set_rate(slower * self.schedule.rate(step / ends[-1]))
                 loss += self._take(*self._batch(stage, step))
-            self._end_epoch(stage, epoch, end, loss / (end - first), tensors)
+            record = self._end_epoch(stage, epoch, end, loss / (end - first))
+            if run:
+                run.append(record)
+                run.save_progress(stage, end, tensors)
+            if self.report and rank() == 0:
+                self.report(record | {"epochs": self.schedule.epochs})
 
     def _batch(self, stage: str, step: int) -> tuple[Tensor, list[Tensor]]:
         """This process's share of the step's image numbers and noise."""
@@ -133,7 +129,8 @@ class Trainer:
             else:
                 group["lr"] = rate
 
-    def _end_epoch(self, stage: str, epoch: int, step: int, loss: Tensor, tensors: dict[str, Tensor]) -> None:
+    def _end_epoch(self, stage: str, epoch: int, step: int, loss: Tensor) -> Record:
+        """The record of an epoch with its mean loss over all processes, once it is known to be good."""
         if self.ranks > 1:
             dist.all_reduce(loss)
             loss = loss / self.ranks
@@ -142,17 +139,12 @@ class Trainer:
             raise InputError(
                 f"training diverged in {stage}, epoch {epoch + 1}: the loss ({mean:g}) or a weight is not finite; lower the learning rate"
             )
-        record: Record = {"stage": stage, "epoch": epoch + 1, "step": step, "loss": mean}
-        if self.run:
-            self.run.append(record)
-            self.run.save_progress(stage, step, tensors)
-        if self.report and rank() == 0:
-            self.report(record | {"epochs": self.schedule.epochs})
+        return {"stage": stage, "epoch": epoch + 1, "step": step, "loss": mean}
 
 
 def _shared(objective: Objective) -> nn.Module:
     """The objective with its gradients averaged over the processes. Some noise levels get none: fine-tuning uses the last one's only."""
-    return nn.parallel.DistributedDataParallel(objective, find_unused_parameters=True)
+    return nn.parallel.DistributedDataParallel(objective, static_graph=True)
 
 
 def _adam(objective: Objective, schedule: Schedule, device: torch.device) -> torch.optim.Adam:

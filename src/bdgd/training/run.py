@@ -49,7 +49,7 @@ class RunFolder:
         _meet()  # every process has looked before the first one writes
         if self.writes and not exists:
             self._create(settings)
-        elif self.writes:
+        if self.writes:
             self._sweep()
 
     def _create(self, settings: dict[str, Any]) -> None:
@@ -81,6 +81,8 @@ class RunFolder:
             self.append(record)
             write_tensors(self._file(stage), weights, {"stage": stage, **record})
             (self.path / "progress.safetensors").unlink(missing_ok=True)
+            if self._board:
+                self._board.flush()
         _meet()  # no process looks for the progress of the next stage before that of this one is gone
 
     def save_progress(self, stage: str, step: int, tensors: dict[str, Tensor]) -> None:

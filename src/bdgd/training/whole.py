@@ -7,17 +7,16 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
 
 from bdgd.checks import require_positive
 from bdgd.data import Scans
 from bdgd.keyed import keyed_generator, seed_from
 from bdgd.metrics import psnr
 from bdgd.models import DeepGradientDescent, LearnedPrimalDual, Reconstructor
-from bdgd.training.greedy import BATCH, History, open_run, prepared
+from bdgd.training.greedy import BATCH, Frontier, History, open_run, prepared, score
 from bdgd.training.loop import Report, Schedule, Trainer
 from bdgd.training.objective import CascadeObjective, DirectObjective, log_likelihood
-from bdgd.training.run import Record, rank
+from bdgd.training.run import Record, RunFolder, rank
 
 
 def finetune_jointly(
@@ -45,16 +44,16 @@ def finetune_jointly(
     scans = prepared(model, scans)
     held_out = prepared(model, validation) if validation is not None else scans
     start = torch.cat([model.start(part) for part in scans.sinograms.split(BATCH)])
-    objective = CascadeObjective(model, scans, start, kl_weight)
-
-    def one_draw(y: Tensor) -> Tensor:
-        noise = objective.draw_noise(len(y), keyed_generator(seed, "joint", "validation", device=model.device))
-        images: Tensor = model(y, model.start(y), noise)
-        return images
-
+    trainer = Trainer(CascadeObjective(model, scans, start, kl_weight), schedule, seed=seed, report=report, capture=False)
     folder = open_run(run, model, scans, validation, {"seed": seed, "kl_weight": kl_weight, **asdict(schedule)}, resume)
-    trainer = Trainer(objective, schedule, seed=seed, run=folder, report=report, capture=False)
-    return _train("joint", model, trainer, one_draw, model.blocks[-1].log_noise, held_out)
+
+    def scored() -> Record:
+        frontier = Frontier.at_start(model, held_out)
+        for k, block in enumerate(model.blocks):
+            frontier.move(frontier.behind(model, block, keyed_generator(seed, "joint", "validation", k)))
+        return score(model.blocks[-1], frontier)
+
+    return _train("joint", model, trainer, folder, scored)
 
 
 def train_directly(
@@ -79,22 +78,19 @@ def train_directly(
     seed = seed_from(generator)
     scans = prepared(model, scans)
     held_out = prepared(model, validation) if validation is not None else scans
+    trainer = Trainer(DirectObjective(model, scans), schedule, seed=seed, report=report, capture=False)
     folder = open_run(run, model, scans, validation, {"seed": seed, **asdict(schedule)}, resume)
-    trainer = Trainer(DirectObjective(model, scans), schedule, seed=seed, run=folder, report=report, capture=False)
-    return _train("direct", model, trainer, model, model.log_noise, held_out)
+    return _train("direct", model, trainer, folder, lambda: _score(model, held_out))
 
 
-def _train(
-    stage: str, model: Reconstructor, trainer: Trainer, one_draw: Callable[[Tensor], Tensor], log_noise: Tensor, held_out: Scans
-) -> History:
-    """One stage of the trainer, scored on the held-out scans; `one_draw` maps sinograms to images, `log_noise` is their noise level."""
-    folder = trainer.run
+def _train(stage: str, model: Reconstructor, trainer: Trainer, folder: RunFolder | None, scored: Callable[[], Record]) -> History:
+    """One stage for the whole model, and its scores."""
     weights = folder.finished(stage) if folder else None
     if weights is not None:
         model.load_state_dict(weights)
     else:
-        trainer.fit(stage)
-    record = {"stage": stage} | _score(one_draw, log_noise, held_out)
+        trainer.fit(stage, folder)
+    record = {"stage": stage} | scored()
     if weights is None and folder:
         folder.finish(stage, model.state_dict(), record)
     if trainer.report and rank() == 0:
@@ -103,14 +99,13 @@ def _train(
 
 
 @torch.no_grad()
-def _score(one_draw: Callable[[Tensor], Tensor], log_noise: Tensor, scans: Scans) -> Record:
-    """PSNR and NLL per pixel of one draw per image; sets the noise level where it is not trained."""
+def _score(model: LearnedPrimalDual, scans: Scans) -> Record:
+    """PSNR and NLL per pixel; sets the noise level."""
     assert scans.images is not None
-    images = torch.cat([one_draw(part) for part in scans.sinograms.split(BATCH)])
-    if not isinstance(log_noise, nn.Parameter):
-        log_noise.copy_(((images - scans.images) ** 2).mean().sqrt().log())
+    images = torch.cat([model(part) for part in scans.sinograms.split(BATCH)])
+    model.log_noise.copy_(((images - scans.images) ** 2).mean().sqrt().log())
     return {
         "validation_psnr": float(psnr(images, scans.images).mean()),
-        "validation_nll": float(-log_likelihood(images, scans.images, log_noise) / scans.images.numel()),
-        "noise_level": float(log_noise.exp()),
+        "validation_nll": float(-log_likelihood(images, scans.images, model.log_noise) / scans.images.numel()),
+        "noise_level": float(model.log_noise.exp()),
     }

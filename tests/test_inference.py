@@ -1,0 +1,523 @@
+"""Monte-Carlo inference: reproducible draws, moments against closed forms, the posterior's answers, and what is refused."""
+
+from __future__ import annotations
+
+import gc
+import math
+import weakref
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cached_property
+from itertools import pairwise
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from toys import MODELS, RANDOM_KINDS, dense, no_update_undone, small_model, small_transform, some_sinograms, stated_moments
+
+from bdgd.checks import InputError
+from bdgd.inference import Posterior, Region, moments, reconstruct, sampling
+from bdgd.models import DeepGradientDescent, cascade
+from bdgd.models.cascade import MOST_GROWTH
+from bdgd.models.last_layers import MeanFieldLayer
+
+MODES = ["weights", "pixels"]
+RANDOM_CASES = [(kind, mode) for kind in RANDOM_KINDS for mode in MODES]
+ONE_DRAW = [name for name in MODELS if name not in RANDOM_KINDS]
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _all_updates_count() -> Iterator[None]:
+    """Every test here but those of the guard runs untrained blocks as they are."""
+    with no_update_undone():
+        yield
+
+
+@pytest.fixture(scope="module")
+def posterior(_all_updates_count: None) -> Posterior:
+    model = small_model()
+    return reconstruct(model, some_sinograms(model.A), draws=20)
+
+
+def same(one: Posterior, other: Posterior) -> bool:
+    return torch.equal(one.mean, other.mean) and torch.equal(one.epistemic, other.epistemic) and torch.equal(one.std, other.std)
+
+
+def select(posterior: Posterior, n: int) -> Posterior:
+    return replace(posterior, mean=posterior.mean[[n]], epistemic=posterior.epistemic[[n]], aleatoric=posterior.aleatoric[[n]])
+
+
+def part(posterior: Posterior, index: Any) -> tuple[Tensor, ...]:
+    return posterior.mean[index], posterior.epistemic[index], posterior.aleatoric[index], torch.stack(list(posterior.draws()))[:, index]
+
+
+# The same numbers again --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "mode"), [*RANDOM_CASES, *((name, "weights") for name in ONE_DRAW)])
+def test_an_image_does_not_depend_on_its_batch(name: str, mode: str) -> None:
+    """Bit for bit on the CPU: alone, in another order, in another batch, or as a view of a larger tensor."""
+    model = small_model(name)
+    y = some_sinograms(model.A, count=5)
+    whole = reconstruct(model, y, draws=4, draw=mode, generator=seeded())
+    spread_out = torch.stack((y, torch.zeros_like(y)), -1).flatten(-2)[..., ::2]
+    assert torch.equal(spread_out, y) and not spread_out.is_contiguous()
+    for batch, index in ((y[2:3], [2]), (y[[4, 0]], [4, 0]), (y[1::2], [1, 3]), (spread_out, [0, 1, 2, 3, 4])):
+        found = reconstruct(model, batch, draws=4, draw=mode, generator=seeded())
+        assert all(torch.equal(a, b) for a, b in zip(part(found, slice(None)), part(whole, index), strict=True))
+
+
+@pytest.mark.parametrize(("kind", "mode"), RANDOM_CASES)
+def test_the_generator_decides(kind: str, mode: str) -> None:
+    model = small_model(kind)
+    y = some_sinograms(model.A)
+    before = torch.get_rng_state()
+    first = reconstruct(model, y, draws=3, draw=mode, generator=seeded(1))
+    again = reconstruct(model, y, draws=3, draw=mode, generator=seeded(1))
+    other = reconstruct(model, y, draws=3, draw=mode, generator=seeded(2))
+    assert same(first, again) and first.seed == again.seed
+    assert not torch.equal(first.mean, other.mean) and not torch.equal(first.epistemic, other.epistemic)
+    without = reconstruct(model, y, draws=3, draw=mode), reconstruct(model, y, draws=3, draw=mode)
+    assert same(*without)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_one_generator_gives_new_draws_every_time() -> None:
+    model, generator = small_model(), seeded()
+    y = some_sinograms(model.A)
+    assert not same(reconstruct(model, y, draws=3, generator=generator), reconstruct(model, y, draws=3, generator=generator))
+
+
+def test_the_first_draws_are_the_same_whatever_their_number() -> None:
+    model = small_model()
+    y = some_sinograms(model.A)
+    few, many = (list(reconstruct(model, y, draws=count, generator=seeded()).draws()) for count in (3, 7))
+    assert len(few) == 3 and len(many) == 7
+    assert all(torch.equal(a, b) for a, b in zip(few, many, strict=False))
+
+
+def test_every_block_of_every_draw_has_weights_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, draw, drawn = small_model(blocks=3), MeanFieldLayer.draw, []
+
+    def watched(layer: MeanFieldLayer, count: int, generator: torch.Generator) -> Tensor:
+        weights = draw(layer, count, generator)
+        drawn.append(((weights - layer.weight) / layer.log_std.exp()).flatten())  # standard normal
+        return weights
+
+    monkeypatch.setattr(MeanFieldLayer, "draw", watched)
+    reconstruct(model, some_sinograms(model.A), draws=5)
+    assert len(drawn) == 15
+    correlation = torch.corrcoef(torch.stack(drawn)) - torch.eye(15)
+    assert correlation.abs().max() < 5 / math.sqrt(144)
+
+
+@pytest.mark.parametrize(("kind", "mode"), RANDOM_CASES)
+def test_replayed_draws_are_those_that_made_the_moments(kind: str, mode: str) -> None:
+    model = small_model(kind)
+    posterior = reconstruct(model, some_sinograms(model.A), draws=17, draw=mode, generator=seeded())
+    draws = torch.stack(list(posterior.draws()))
+    assert draws.shape == (17, 3, 1, 16, 16) and posterior.number == 17
+    assert (draws[0] != draws[1]).any() and (draws >= 0).all()
+    torch.testing.assert_close(posterior.mean, draws.double().mean(0).float(), rtol=1e-6, atol=0)
+    torch.testing.assert_close(posterior.epistemic, draws.double().var(0).float(), rtol=1e-6, atol=1e-14)  # S - 1 in the denominator
+    assert torch.equal(draws, torch.stack(list(posterior.draws())))
+    mean, variance = moments(posterior.draws())
+    assert torch.equal(mean, posterior.mean) and torch.equal(variance, posterior.epistemic)
+
+
+def test_a_posterior_does_not_change_with_the_model_or_the_sinogram() -> None:
+    """Training the model further or writing into y does not change what is replayed."""
+    model = small_model()
+    y = some_sinograms(model.A)
+    posterior = reconstruct(model, y, draws=4)
+    before = torch.stack(list(posterior.draws()))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.5)
+    y.zero_()
+    assert torch.equal(torch.stack(list(posterior.draws())), before)
+
+
+def test_draws_need_no_gradient() -> None:
+    model = small_model()
+    posterior = reconstruct(model, some_sinograms(model.A), draws=2)
+    assert not any(value.requires_grad for value in (posterior.mean, posterior.std, posterior.aleatoric, *posterior.draws()))
+
+
+# Moments -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("offset", [0.0, 1000.0])
+def test_streamed_moments_are_those_of_the_stack(offset: float) -> None:
+    values = offset + torch.randn(50, 2, 1, 4, 4, generator=seeded())
+    mean, variance = moments(iter(values))
+    assert mean.dtype == variance.dtype == torch.float32
+    torch.testing.assert_close(mean, values.double().mean(0).float())
+    torch.testing.assert_close(variance, values.double().var(0).float())
+
+
+@pytest.mark.parametrize("kind", RANDOM_KINDS)
+def test_one_draw_has_no_spread(kind: str) -> None:
+    model = small_model(kind)
+    posterior = reconstruct(model, some_sinograms(model.A), draws=1)
+    assert posterior.number == 1 and not posterior.epistemic.any()
+    assert torch.equal(posterior.mean, next(posterior.draws()))
+    torch.testing.assert_close(posterior.std, posterior.aleatoric.sqrt())
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ONE_DRAW)
+def test_models_without_randomness_are_run_once(name: str, mode: str) -> None:
+    model = small_model(name)
+    y = some_sinograms(model.A)
+    posterior = reconstruct(model, y, draws=100, draw=mode)
+    assert posterior.number == 1 == len(list(posterior.draws())) and not posterior.epistemic.any()
+    with torch.no_grad():
+        noise = [torch.empty(3, 0, 16, 16)] * 2
+        expected = model(y) if name == "primal_dual" else model(y, model.start(y), noise)
+    torch.testing.assert_close(posterior.mean, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_variances_and_their_sum(name: str) -> None:
+    model = small_model(name)
+    posterior = reconstruct(model, some_sinograms(model.A), draws=3)
+    level = -4 if name == "primal_dual" else -5  # of the last of two blocks
+    torch.testing.assert_close(posterior.aleatoric, torch.full((3, 1, 16, 16), math.exp(2 * level)))
+    torch.testing.assert_close(posterior.std**2, posterior.epistemic + posterior.aleatoric)
+    assert posterior.mean.shape == posterior.epistemic.shape == posterior.std.shape == (3, 1, 16, 16)
+
+
+def test_an_unknown_noise_level_stays_unknown() -> None:
+    A = small_transform()
+    posterior = reconstruct(DeepGradientDescent(A, blocks=1, last_layer="point"), some_sinograms(A))
+    assert posterior.aleatoric.isnan().all() and posterior.mean.isfinite().all()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_first_blocks_are_a_shorter_cascade(mode: str) -> None:
+    long, short = small_model(blocks=3), small_model(blocks=2)
+    y = some_sinograms(long.A)
+    assert same(reconstruct(long, y, draws=4, draw=mode, blocks=2), reconstruct(short, y, draws=4, draw=mode))
+    assert same(reconstruct(long, y, draws=4, draw=mode, blocks=3), reconstruct(long, y, draws=4, draw=mode))
+    assert not torch.equal(reconstruct(long, y, draws=4, blocks=1).mean, reconstruct(long, y, draws=4, blocks=2).mean)
+    torch.testing.assert_close(reconstruct(long, y, draws=4, blocks=1).aleatoric, torch.full((3, 1, 16, 16), math.exp(-8)))
+
+
+def test_reconstruct_on_every_device(device: torch.device) -> None:
+    """As on the CPU, up to the lower precision of a GPU's convolutions."""
+    model = small_model()
+    y = some_sinograms(model.A)
+    expected = reconstruct(model, y, draws=5, generator=seeded())
+    found = reconstruct(model.to(device), y.to(device), draws=5, generator=seeded())
+    assert found.mean.device.type == device.type
+    torch.testing.assert_close(found.mean.cpu(), expected.mean, rtol=0.05, atol=0.02)
+    mask = torch.ones(16, 16, dtype=torch.bool)
+    assert found.region(mask).mean.device.type == device.type
+
+
+def live_elements() -> int:
+    """What all tensors of this process hold together."""
+    gc.collect()
+    return sum(thing.numel() for thing in gc.get_objects() if issubclass(type(thing), Tensor))
+
+
+def test_memory_does_not_grow_with_the_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While 1000 draws are made and averaged, no more than two of them are alive, and no more numbers than after ten."""
+    model = quick_model()
+    y = some_sinograms(model.A)
+    original, alive, held = sampling._draws, [], {}
+
+    def watched(*arguments: Any) -> Iterator[Tensor]:
+        references: list[weakref.ref[Tensor]] = []
+        for number, sample in enumerate(original(*arguments), 1):
+            references = [*(reference for reference in references if reference() is not None), weakref.ref(sample)]
+            alive.append(len(references))
+            if number in (10, 1000):
+                held[number] = live_elements()
+            yield sample
+
+    monkeypatch.setattr(sampling, "_draws", watched)
+    posterior = reconstruct(model, y, draws=1000)
+    assert len(alive) == 1000 and max(alive) <= 2
+    assert held[1000] <= held[10] + posterior.mean.numel()
+    del alive[:]
+    posterior.region(torch.ones(8, 8, dtype=torch.bool))
+    assert len(alive) == 1000 and max(alive) <= 2
+
+
+# The guard against divergence --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def guard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cascade, "MOST_GROWTH", MOST_GROWTH)
+
+
+@pytest.mark.usefixtures("guard")
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("bias", [1e3, math.inf, math.nan])
+def test_a_block_that_diverges_is_left_out(bias: float, mode: str) -> None:
+    healthy, sick = small_model(blocks=1, A=small_transform()), small_model(blocks=3)
+    y = 5 * some_sinograms(healthy.A)  # a start far from the data
+    for model in (healthy, sick):
+        model.initial = lambda A, y: torch.zeros(len(y), *A.domain_shape)
+    with torch.no_grad():
+        for block in sick.blocks[1:]:
+            block.last.bias.fill_(bias)
+    expected, found = (reconstruct(model, y, draws=4, draw=mode, generator=seeded()) for model in (healthy, sick))
+    assert expected.mean.any() and expected.epistemic.any()
+    assert torch.equal(found.mean, expected.mean) and torch.equal(found.epistemic, expected.epistemic)
+
+
+@pytest.mark.usefixtures("guard")
+def test_where_all_is_undone_the_start_remains_and_is_not_negative() -> None:
+    model = small_model()
+    y = some_sinograms(model.A)
+    with torch.no_grad():
+        for block in model.blocks:
+            block.last.bias.fill_(1e3)
+    start = model.start(y)
+    assert (start < 0).any()
+    posterior = reconstruct(model, y, draws=3)
+    torch.testing.assert_close(posterior.mean, start.clamp(min=0))
+    assert not posterior.epistemic.any()
+
+
+@pytest.mark.usefixtures("guard")
+@pytest.mark.parametrize(("kind", "mode"), RANDOM_CASES)
+def test_the_guard_looks_at_every_image_by_itself(kind: str, mode: str) -> None:
+    model = small_model(kind, blocks=3)
+    y = some_sinograms(model.A, count=5) * torch.tensor([1.0, 0.01, 3.0, 10.0, 0.1]).reshape(5, 1, 1, 1)
+    whole = reconstruct(model, y, draws=4, draw=mode, generator=seeded())
+    assert (whole.mean >= 0).all()
+    for n in range(5):
+        assert same(reconstruct(model, y[[n]], draws=4, draw=mode, generator=seeded()), select(whole, n))
+
+
+# Against the closed form -------------------------------------------------------------------------------------------------
+
+
+DRAWS = 4000
+GAUSSIAN_KINDS = ["mean_field", "full_covariance"]
+
+
+def quick_model(kind: str = "mean_field", size: int = 8) -> DeepGradientDescent:
+    """One block on a bare operator, which costs little beside it: for many draws."""
+    model = small_model(kind, dense(small_transform(size)), blocks=1)
+    model.initial = lambda A, y: 0.05 * A.T(y)
+    return model
+
+
+class Linear:
+    """One block whose projection onto x >= 0 never acts, so that x_1 = x_0 + U'w + bias is linear in the weights w."""
+
+    def __init__(self, kind: str, mode: str = "weights"):
+        self.model = quick_model(kind, size=10)
+        block = self.model.blocks[0]
+        with torch.no_grad():
+            block.last.bias.fill_(100.0)
+            y = some_sinograms(self.model.A, count=1)
+            start = self.model.start(y)
+            features = block.features(start, self.model.misfit.gradient(start, y))
+        patches = F.unfold(features, 3, padding=1)[0].double()  # U (144, P)
+        mean, covariance = (moment.double() for moment in stated_moments(kind, block.last))
+        self.mean = start.flatten().double() + patches.T @ mean + 100.0  # (P,)
+        self.covariance = patches.T @ covariance @ patches  # (P, P)
+        self.posterior = reconstruct(self.model, y, draws=DRAWS, draw=mode, generator=seeded(5))
+        std = self.covariance.diagonal().sqrt()
+        assert (self.mean > 6 * std).all() and (std > 1e-3).all()
+
+    @cached_property
+    def draws(self) -> Tensor:
+        return torch.stack(list(self.posterior.draws()))
+
+    def region(self, mask: Tensor) -> Region:
+        """Of the posterior, with its draws replayed only once for all regions."""
+        return replace(self.posterior, replay=lambda: iter(self.draws)).region(mask)
+
+
+@pytest.fixture(scope="module")
+def linear_cases(_all_updates_count: None) -> dict[tuple[str, str], Linear]:
+    return {case: Linear(*case) for case in RANDOM_CASES}
+
+
+@pytest.mark.parametrize("case", RANDOM_CASES, ids="-".join)
+def test_moments_are_those_of_the_closed_form(case: tuple[str, str], linear_cases: dict[tuple[str, str], Linear]) -> None:
+    """In both modes every pixel by itself has the same mean and variance, within three Monte-Carlo standard errors."""
+    linear = linear_cases[case]
+    variance = linear.covariance.diagonal()
+    z_mean = (linear.posterior.mean.flatten() - linear.mean) / (variance / DRAWS).sqrt()
+    z_variance = (linear.posterior.epistemic.flatten() - variance) / (variance * math.sqrt(2 / (DRAWS - 1)))
+    for z in (z_mean, z_variance):
+        assert z.abs().quantile(0.99) < 3 and z.abs().max() < 5, z.abs().max()
+
+
+def masks() -> dict[str, Tensor]:
+    everywhere, square, scattered = torch.ones(10, 10, dtype=torch.bool), torch.zeros(10, 10, dtype=torch.bool), torch.zeros(10, 10)
+    square[3:7, 4:9] = True
+    return {"everywhere": everywhere, "square": square, "scattered": scattered.bernoulli(0.3, generator=seeded()).bool()}
+
+
+@pytest.mark.parametrize("region", list(masks()))
+@pytest.mark.parametrize("kind", GAUSSIAN_KINDS)
+def test_the_spread_of_a_region_is_that_of_the_closed_form(kind: str, region: str, linear_cases: dict[tuple[str, str], Linear]) -> None:
+    """Drawn weights keep the covariance between pixels, a'U'CUa; noise drawn pixel by pixel does not."""
+    mask = masks()[region]
+    average = mask.flatten().double() / int(mask.sum())  # a (P,)
+    aleatoric = math.exp(-8) * float((average**2).sum())
+    for mode in MODES:
+        linear = linear_cases[kind, mode]
+        covariance = linear.covariance if mode == "weights" else torch.diag(linear.covariance.diagonal())
+        epistemic = float(average @ covariance @ average)
+        found = linear.region(mask)
+        assert float(found.mean) == pytest.approx(float(average @ linear.mean), abs=3 * math.sqrt(epistemic / DRAWS) + 1e-5)
+        assert float(found.std) ** 2 - aleatoric == pytest.approx(epistemic, rel=3 * math.sqrt(2 / DRAWS))
+    correlated, independent = (linear_cases[kind, mode].region(mask).std for mode in MODES)
+    assert correlated > 1.5 * independent
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", GAUSSIAN_KINDS)
+def test_drawn_weights_correlate_pixels_and_drawn_pixels_do_not(kind: str, mode: str, linear_cases: dict[tuple[str, str], Linear]) -> None:
+    linear = linear_cases[kind, mode]
+    found = torch.corrcoef(linear.draws.flatten(1).double().T)
+    std = linear.covariance.diagonal().sqrt()
+    expected = linear.covariance / std / std[:, None] if mode == "weights" else torch.eye(len(std))
+    assert (found - expected).abs().max() < 5 / math.sqrt(DRAWS)
+
+
+# Intervals and regions ---------------------------------------------------------------------------------------------------
+
+
+def test_intervals(posterior: Posterior) -> None:
+    lower, upper = posterior.interval(0.95)
+    half = NormalDist().inv_cdf(0.975) * posterior.std
+    torch.testing.assert_close(upper, posterior.mean + half)
+    torch.testing.assert_close(lower, (posterior.mean - half).clamp(min=0))
+    assert (posterior.mean < half).any() and (lower == 0).any() and (lower > 0).any() and (lower >= 0).all()
+    assert all(torch.equal(a, b) for a, b in zip(posterior.interval(), (lower, upper), strict=True))
+
+
+def test_intervals_widen_with_their_level(posterior: Posterior) -> None:
+    levels = [0.01, 0.5, 0.9, 0.95, 0.999]
+    region = posterior.mean[0, 0] > 0.01
+    for narrow, wide in pairwise(levels):
+        (a, b), (c, d) = posterior.interval(narrow), posterior.interval(wide)
+        assert (c <= a).all() and (b < d).all()
+        inner, outer = posterior.region(region, narrow), posterior.region(region, wide)
+        assert (outer.lower <= inner.lower).all() and (inner.upper < outer.upper).all() and outer.level == wide
+
+
+def test_a_negative_mean_has_an_interval_in_order() -> None:
+    """Learned primal-dual has no projection; values below zero cannot be, so the interval is cut off there."""
+    shape = (1, 1, 4, 4)
+    below = Posterior(
+        torch.full(shape, -1.0), torch.zeros(shape), torch.full(shape, 1e-4), 1, 0, replay=lambda: iter([torch.full(shape, -1.0)])
+    )
+    lower, upper = below.interval(0.9)
+    assert not lower.any() and not upper.any()
+    region = below.region(torch.ones(4, 4, dtype=torch.bool))
+    assert float(region.mean) == -1 and float(region.lower) == float(region.upper) == 0
+
+
+def test_a_region_is_the_average_of_its_pixels(posterior: Posterior) -> None:
+    draws = torch.stack(list(posterior.draws())).double()
+    each = torch.rand(3, 1, 16, 16, generator=seeded()) < 0.4
+    one = each[0, 0]
+    for mask in (one, one[None, None], each):
+        found = posterior.region(mask, level=0.8)
+        for b in range(3):
+            chosen = each[b, 0] if mask is each else one
+            means = draws[:, b, 0][:, chosen].mean(1)
+            variance = float(means.var()) + float(posterior.aleatoric[b, 0][chosen].sum()) / int(chosen.sum()) ** 2
+            half = NormalDist().inv_cdf(0.9) * math.sqrt(variance)
+            assert float(found.mean[b]) == pytest.approx(float(means.mean()), rel=1e-5)
+            assert float(found.std[b]) == pytest.approx(math.sqrt(variance), rel=1e-3)
+            assert float(found.lower[b]) == pytest.approx(max(float(means.mean()) - half, 0), rel=1e-3, abs=1e-6)
+            assert float(found.upper[b]) == pytest.approx(float(means.mean()) + half, rel=1e-3)
+        assert found.mean.shape == found.std.shape == found.lower.shape == found.upper.shape == (3,)
+
+
+def test_a_region_of_one_pixel_is_the_pixel(posterior: Posterior) -> None:
+    mask = torch.zeros(16, 16, dtype=torch.bool)
+    mask[5, 7] = True
+    found = posterior.region(mask)
+    lower, upper = posterior.interval()
+    for value, image in ((found.mean, posterior.mean), (found.std, posterior.std), (found.lower, lower), (found.upper, upper)):
+        torch.testing.assert_close(value, image[:, 0, 5, 7], rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ONE_DRAW)
+def test_a_region_of_one_draw(name: str) -> None:
+    model = small_model(name)
+    posterior = reconstruct(model, some_sinograms(model.A))
+    found = posterior.region(torch.ones(16, 16, dtype=torch.bool))
+    torch.testing.assert_close(found.std, posterior.std[:, 0, 0, 0] / 16)
+
+
+# What is refused ---------------------------------------------------------------------------------------------------------
+
+
+A = small_transform()
+Y = some_sinograms(A)
+WITH_NAN = Y.clone()
+WITH_NAN[1, 0, 2, 3] = math.nan
+
+BAD_INPUT: list[tuple[Any, dict[str, Any], str]] = [
+    (some_sinograms(small_transform(16, views=6)), {}, r"the sinogram must have shape \(B, 1, 5, 25\), got \(3, 1, 6, 25\)"),
+    (Y[0], {}, r"must have shape \(B, 1, 5, 25\), got \(1, 5, 25\); add the batch axis with \[None\]"),
+    (Y[:0], {}, "the sinogram is empty"),
+    (Y.double(), {}, r"works in torch\.float32, the sinogram is torch\.float64; convert it with \.float\(\)"),
+    (Y.int(), {}, r"must be floating point, got torch\.int32"),
+    (Y.numpy(), {}, "must be a torch tensor .*, got ndarray"),
+    (WITH_NAN, {}, "must be finite, but 1 of its 375 values are NaN or infinite"),
+    (Y.to("meta"), {}, "the model is on cpu, the sinogram on meta"),
+    (Y, {"draws": 0}, "draws must be at least 1, got 0"),
+    (Y, {"draws": -3}, "draws must be at least 1, got -3"),
+    (Y, {"draws": 2.5}, r"draws must be a whole number, got 2\.5"),
+    (Y, {"draw": "images"}, "draw must be one of 'weights', 'pixels', got 'images'"),
+    (Y, {"blocks": 0}, "blocks must be at least 1, got 0"),
+    (Y, {"blocks": 3}, "blocks must be at most 2, the length of the cascade, got 3"),
+]
+
+
+@pytest.mark.parametrize(("y", "arguments", "message"), BAD_INPUT, ids=[str(i) for i in range(len(BAD_INPUT))])
+def test_bad_input_is_refused_in_a_sentence(y: Any, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message) as refusal:
+        reconstruct(small_model(A=A), y, **arguments)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("level", [0, 1, -0.1, 95, math.nan, "high"])
+def test_levels_outside_the_open_unit_interval_are_refused(posterior: Posterior, level: Any) -> None:
+    for ask in (posterior.interval, lambda level: posterior.region(torch.ones(16, 16, dtype=torch.bool), level)):
+        with pytest.raises(InputError, match="level must"):
+            ask(level)
+
+
+BAD_MASKS: list[tuple[Any, str]] = [
+    (torch.ones(16, 16), r"mask must be a boolean tensor of shape \(16, 16\), .* got torch.float32 of shape \(16, 16\)"),
+    (torch.ones(16, 16, dtype=torch.uint8), "got torch.uint8"),
+    (torch.ones(16, 15, dtype=torch.bool), r"got torch.bool of shape \(16, 15\)"),
+    (torch.ones(3, 16, 16, dtype=torch.bool), r"got torch.bool of shape \(3, 16, 16\)"),
+    (torch.ones(2, 1, 16, 16, dtype=torch.bool), r"got torch.bool of shape \(2, 1, 16, 16\)"),
+    (torch.zeros(16, 16, dtype=torch.bool), "mask is empty for at least one image"),
+    (torch.eye(3, dtype=torch.bool)[:, :1, None, None].expand(3, 1, 16, 16), "mask is empty for at least one image"),
+    (np.ones((16, 16), dtype=bool), "got ndarray; convert it with torch.as_tensor"),
+]
+
+
+@pytest.mark.parametrize(("mask", "message"), BAD_MASKS, ids=[str(i) for i in range(len(BAD_MASKS))])
+def test_bad_masks_are_refused_in_a_sentence(posterior: Posterior, mask: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message) as refusal:
+        posterior.region(mask)
+    assert "\n" not in str(refusal.value)
