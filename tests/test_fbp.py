@@ -233,7 +233,7 @@ def test_the_papers_numbers(
     geometry: Geometry, ellipses: float, shepp_logan: float, device: torch.device, generator: torch.Generator
 ) -> None:
     A = RayTransform(geometry, device)
-    x = data.test_images()
+    x = data.table_images()
     scans = data.simulate(A, x, data.GaussianNoise(0.01), generator=generator)
     quality = psnr(fbp(A, scans.sinograms.to(device)).cpu(), x)
     assert float(quality[:100].mean()) == pytest.approx(ellipses, abs=0.5)

@@ -162,7 +162,7 @@ def test_sets_are_fixed_by_name_and_seed() -> None:
 
 
 def test_the_test_set_of_the_tables_never_changes() -> None:
-    images = sets.test_images()
+    images = sets.table_images()
     assert images.shape == (101, 1, 128, 128)
     assert torch.equal(images[100:], shepp_logan(128))
     assert torch.equal(images[:100], sets.ellipse_images("test", 100))

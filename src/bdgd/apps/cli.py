@@ -17,6 +17,7 @@ from bdgd.apps.demo import demo
 from bdgd.apps.doctor import doctor
 from bdgd.apps.evaluate import evaluate
 from bdgd.apps.reconstruct import reconstruct
+from bdgd.apps.reproduce import reproduce
 from bdgd.apps.simulate import simulate
 from bdgd.apps.train import train
 
@@ -28,6 +29,7 @@ COMMANDS: list[Callable[..., None]] = [
     train,
     simulate,
     evaluate,
+    reproduce,
 ]
 
 app = typer.Typer(

@@ -22,7 +22,7 @@ class Setting(StrEnum):
     limited120 = "limited120"
 
 
-Names = Annotated[list[str] | None, typer.Argument(metavar="[METHOD]...", help=f"Any of {', '.join(METHODS)}; all if none is named.")]
+Names = Annotated[list[str] | None, typer.Argument(metavar="[METHOD]...", help=f"Any of {', '.join(METHODS)}, a shipped model by name, or a model's file; without one, {', '.join(METHODS)}.")]
 SettingName = Annotated[Setting, typer.Option("--setting", help="30 views over the half circle, or 120 views over 120 degrees.")]
 Images = Annotated[int, typer.Option("--images", help="Images of the fixed test set: the last is Shepp-Logan, the others are ellipses.")]
 Destination = Annotated[Path | None, typer.Option("--output", "-o", help="A JSON file for the values of every image.")]
@@ -56,7 +56,7 @@ def evaluate(
         preparing = time.perf_counter() - start
         with out.progress(name, len(scans)) as step:
             scores = score(method, scans, lambda done, mean, step=step: step(done, f"{mean:.2f} dB"))  # type: ignore[misc]
-        results[name] = _result(scores, method.recipe, preparing)
+        results[name] = result_of(scores, method.recipe, preparing)
         rows.append(_row(name, scores, method.recipe))
     columns = ("method", "PSNR / dB", "SSIM", "PSNR / dB, SL", "SSIM, SL", "seconds", "recipe")
     out.table(columns, rows, f"{setting}, seed {seed}: mean of {images - 1} ellipse images, and Shepp-Logan (SL)", right=columns[1:6])
@@ -66,7 +66,7 @@ def evaluate(
         out.say(f"wrote {output}")
 
 
-def _result(scores: Scores, recipe: dict[str, Any], preparing: float) -> dict[str, Any]:
+def result_of(scores: Scores, recipe: dict[str, Any], preparing: float) -> dict[str, Any]:
     """What the file says about a method; per-image values in the order of the test set, Shepp-Logan last."""
     return {
         "recipe": recipe,
@@ -80,7 +80,7 @@ def _result(scores: Scores, recipe: dict[str, Any], preparing: float) -> dict[st
 
 def _row(name: str, scores: Scores, recipe: dict[str, Any]) -> list[str]:
     summary = scores.summary()
-    told = [f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}" for key, value in recipe.items() if key != "curve"]
+    told = [f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}" for key, value in recipe.items() if not isinstance(value, dict)]
     figures = [
         f"{summary['ellipses_psnr']:.2f}",
         f"{summary['ellipses_ssim']:.4f}",

@@ -79,7 +79,9 @@ def _processes(device: str) -> Iterator[torch.device]:
         yield choose_device(device)
         return
     local = int(os.environ.get("LOCAL_RANK", "0"))
-    where = choose_device(f"cuda:{local}" if device == "auto" and torch.cuda.is_available() else device)
+    where = choose_device(f"cuda:{local}" if device in ("auto", "cuda") and torch.cuda.is_available() else device)
+    if where.type == "cuda":
+        torch.cuda.set_device(where)  # where the processes wait for each other
     dist.init_process_group("nccl" if where.type == "cuda" else "gloo")
     try:
         yield where

@@ -13,7 +13,7 @@ from bdgd.data.phantoms import (
     shepp_logan_ellipses,
 )
 from bdgd.data.scans import Scans, simulate
-from bdgd.data.sets import ellipse_images, named_generator, test_images
+from bdgd.data.sets import ellipse_images, head_images, named_generator, table_images
 from bdgd.data.text import with_text
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "draw_ellipses",
     "ellipse_images",
     "ellipse_sinogram",
+    "head_images",
     "named_generator",
     "noise_from_dict",
     "random_ellipses",
@@ -34,7 +35,7 @@ __all__ = [
     "shepp_logan",
     "shepp_logan_ellipses",
     "simulate",
-    "test_images",
+    "table_images",
     "with_text",
     "write_scans",
 ]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bdgd.checks import InputError, require_choice, require_count
-from bdgd.data.phantoms import random_ellipses, shepp_logan
+from bdgd.data.phantoms import Ellipses, random_ellipses, rasterise, shepp_logan, shepp_logan_ellipses
 
 SETS = ("train", "validation", "calibration", "test")
 
@@ -32,12 +32,30 @@ def ellipse_images(set_name: str, count: int, size: int = 128, seed: int = 0, de
     return random_ellipses(count, size, generator=generator, device=device)
 
 
-def test_images(size: int = 128) -> Tensor:
+def table_images(size: int = 128) -> Tensor:
     """(101, 1, size, size): the fixed test set of the tables, the first 100 images of the set "test" with seed 0, then Shepp-Logan.
 
     Report [:100] and [100:] apart, as the paper does. The set is for the last evaluation only: choose everything on "validation".
     """
     return torch.cat((ellipse_images("test", 100, size, seed=0), shepp_logan(size)))
+
+
+def head_images(set_name: str, count: int, size: int = 128, seed: int = 0) -> Tensor:
+    """(count, 1, size, size): Shepp-Logan's relatives, for what must be chosen for it without looking at it.
+
+    Half-axes and values vary by a tenth, centres by 0.02, rotations by 0.1 (standard deviations); values end in [0, 1].
+    """
+    require_choice(set_name, SETS, "set_name")
+    phantom, generator = shepp_logan_ellipses(), named_generator(f"heads {set_name}", seed)
+    normal = torch.randn(require_count(count, "count"), phantom.value.shape[1], 6, generator=generator, dtype=torch.float64)
+    normal[:, 1, 1:] = normal[:, 0, 1:]  # skull and brain move together, or the skull would open
+    heads = Ellipses(
+        phantom.value * torch.where(torch.arange(10) < 2, 1.0, 1 + 0.1 * normal[..., 0]),
+        phantom.half_axes * (1 + 0.1 * normal[..., 1:3].clamp(-2, 2) * torch.where(torch.arange(10) < 2, 0.3, 1.0)[:, None]),
+        phantom.centre + 0.02 * normal[..., 3:5] * torch.where(torch.arange(10) < 2, 0.5, 1.0)[:, None],
+        phantom.rotation + 0.1 * normal[..., 5],
+    )
+    return rasterise(heads, size).clamp(0, 1)
 
 
 def _hashed(name: str, seed: int) -> int:

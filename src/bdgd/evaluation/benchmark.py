@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bdgd.checks import InputError, require_count
-from bdgd.data import GaussianNoise, Scans, ellipse_images, named_generator, simulate, test_images
+from bdgd.data import GaussianNoise, Scans, ellipse_images, head_images, named_generator, simulate, table_images
 from bdgd.metrics import psnr, ssim
 from bdgd.operators import Geometry, ParallelBeam, RayTransform
 
@@ -27,10 +27,14 @@ _BATCH = 25  # images reconstructed between two reports of progress
 
 @dataclass(frozen=True)
 class Method:
-    """A reconstruction ready to be scored: sinograms (B, 1, V, D) -> images (B, 1, H, W), and what was chosen for it on which data."""
+    """A reconstruction ready to be scored: sinograms (B, 1, V, D) -> images (B, 1, H, W), and what was chosen for it on which data.
+
+    reconstruct_head: where something else was chosen for Shepp-Logan than for ellipses.
+    """
 
     reconstruct: Callable[[Tensor], Tensor]
     recipe: dict[str, Any] = field(default_factory=dict)
+    reconstruct_head: Callable[[Tensor], Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,7 @@ def test_scans(A: RayTransform, images: int = 101, seed: int = 0) -> Scans:
 
     The noise of an image does not depend on how many there are.
     """
-    scans = simulate(A, test_images(), NOISE, generator=named_generator("test noise", seed))
+    scans = simulate(A, table_images(), NOISE, generator=named_generator("test noise", seed))
     if not 2 <= require_count(images, "images") <= len(scans):
         raise InputError(f"images must be from 2 to {len(scans)}, ellipses and Shepp-Logan together, got {images}")
     return scans[[*range(images - 1), len(scans) - 1]].to(A.device)
@@ -66,6 +70,12 @@ def test_scans(A: RayTransform, images: int = 101, seed: int = 0) -> Scans:
 def validation_scans(A: RayTransform, images: int, seed: int = 0) -> Scans:
     """Scans of the first ellipse images of the validation set, which no table scores."""
     scans = simulate(A, ellipse_images("validation", images, seed=seed), NOISE, generator=named_generator("validation noise", seed))
+    return scans.to(A.device)
+
+
+def head_validation_scans(A: RayTransform, images: int, seed: int = 0) -> Scans:
+    """Scans of relatives of Shepp-Logan, to choose on what suits it without looking at it."""
+    scans = simulate(A, head_images("validation", images, seed=seed), NOISE, generator=named_generator("validation head noise", seed))
     return scans.to(A.device)
 
 

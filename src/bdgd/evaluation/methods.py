@@ -7,11 +7,19 @@ on validation scans.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
-from bdgd.checks import require_choice
+from torch import Tensor
+
+from bdgd.checks import InputError
+from bdgd.data import named_generator
 from bdgd.evaluation.benchmark import Method
 from bdgd.evaluation.classical import prepare_fbp, prepare_tv
+from bdgd.inference import reconstruct
+from bdgd.models import load
 from bdgd.operators import RayTransform
+
+DRAWS = 100
 
 METHODS: dict[str, Callable[[RayTransform, int], Method]] = {
     "fbp": prepare_fbp,
@@ -20,5 +28,21 @@ METHODS: dict[str, Callable[[RayTransform, int], Method]] = {
 
 
 def find_method(name: str) -> Callable[[RayTransform, int], Method]:
-    """The method of that name."""
-    return METHODS[require_choice(name, tuple(METHODS), "METHOD")]
+    """The method of that name; any other name is that of a shipped model, or the file of one."""
+    return METHODS[name] if name in METHODS else partial(prepare_model, name)
+
+
+def prepare_model(name: str, A: RayTransform, seed: int = 0) -> Method:
+    """A trained model; its image is the mean of 100 draws."""
+    try:
+        model = load(name, device=A.device)
+    except InputError as error:
+        raise InputError(f"{error}; or one of the methods {', '.join(METHODS)}") from None
+    if getattr(model.A, "geometry", None) != A.geometry:
+        raise InputError(f"the model {name} was trained for another geometry than the setting's; choose another --setting")
+
+    def mean(y: Tensor) -> Tensor:
+        return reconstruct(model, y, DRAWS, generator=named_generator("draws", seed)).mean
+
+    trained = {key: model.provenance.get(key) for key in ("preset", "seed", "commit", "hardware", "seconds")}
+    return Method(mean, {"draws": DRAWS if model.random else 1, "trained": trained})
