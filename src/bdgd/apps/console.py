@@ -86,6 +86,16 @@ class Output:
         return "✓" if good else "✗"
 
     @contextmanager
+    def waiting(self, what: str) -> Iterator[None]:
+        """Shows that work of unknown length goes on: something that moves on a terminal, a note elsewhere."""
+        if self._progress.is_terminal and not self.quiet:
+            with self._progress.status(Text(what)):
+                yield
+        else:
+            self.note(what)
+            yield
+
+    @contextmanager
     def progress(self, what: str, total: int) -> Iterator[Step]:
         """`with out.progress("TV", 101) as step: ...; step(10, figure="38.4 dB")`: a bar with the time left, or a line now and then."""
         if self.quiet:

@@ -22,7 +22,9 @@ class Setting(StrEnum):
     limited120 = "limited120"
 
 
-Names = Annotated[list[str] | None, typer.Argument(metavar="[METHOD]...", help=f"Any of {', '.join(METHODS)}, a shipped model by name, or a model's file; without one, {', '.join(METHODS)}.")]
+_KNOWN = f"{', '.join(METHODS)}, a shipped model by name, or the file of a model; without any, {' and '.join(METHODS)}."
+
+Names = Annotated[list[str] | None, typer.Argument(metavar="[METHOD]...", help=_KNOWN)]
 SettingName = Annotated[Setting, typer.Option("--setting", help="30 views over the half circle, or 120 views over 120 degrees.")]
 Images = Annotated[int, typer.Option("--images", help="Images of the fixed test set: the last is Shepp-Logan, the others are ellipses.")]
 Destination = Annotated[Path | None, typer.Option("--output", "-o", help="A JSON file for the values of every image.")]
@@ -50,9 +52,9 @@ def evaluate(
     results: dict[str, dict[str, Any]] = {}
     rows: list[list[str]] = []
     for name, prepare in wanted.items():
-        out.note(f"{name}: preparing")
         start = time.perf_counter()
-        method = prepare(A, seed)
+        with out.waiting(f"{name}: preparing, on validation images where something has to be chosen"):
+            method = prepare(A, seed)
         preparing = time.perf_counter() - start
         with out.progress(name, len(scans)) as step:
             scores = score(method, scans, lambda done, mean, step=step: step(done, f"{mean:.2f} dB"))  # type: ignore[misc]
@@ -80,7 +82,7 @@ def result_of(scores: Scores, recipe: dict[str, Any], preparing: float) -> dict[
 
 def _row(name: str, scores: Scores, recipe: dict[str, Any]) -> list[str]:
     summary = scores.summary()
-    told = [f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}" for key, value in recipe.items() if not isinstance(value, dict)]
+    told = [f"{key} {value}" for key, value in recipe.items() if not isinstance(value, dict)]
     figures = [
         f"{summary['ellipses_psnr']:.2f}",
         f"{summary['ellipses_ssim']:.4f}",

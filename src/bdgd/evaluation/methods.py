@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 from torch import Tensor
 
@@ -16,7 +17,7 @@ from bdgd.data import named_generator
 from bdgd.evaluation.benchmark import Method
 from bdgd.evaluation.classical import prepare_fbp, prepare_tv
 from bdgd.inference import reconstruct
-from bdgd.models import load
+from bdgd.models import load, pretrained
 from bdgd.operators import RayTransform
 
 DRAWS = 100
@@ -28,16 +29,18 @@ METHODS: dict[str, Callable[[RayTransform, int], Method]] = {
 
 
 def find_method(name: str) -> Callable[[RayTransform, int], Method]:
-    """The method of that name; any other name is that of a shipped model, or the file of one."""
-    return METHODS[name] if name in METHODS else partial(prepare_model, name)
+    """The method of that name; any other name is that of a shipped model, or the file of one, and must be there."""
+    if name in METHODS:
+        return METHODS[name]
+    if name not in pretrained() and not Path(name).is_file():
+        known = ", ".join([*METHODS, *pretrained()])
+        raise InputError(f"METHOD must be one of {known}, or the file of a trained model, got {name!r}; check its name")
+    return partial(prepare_model, name)
 
 
 def prepare_model(name: str, A: RayTransform, seed: int = 0) -> Method:
     """A trained model; its image is the mean of 100 draws."""
-    try:
-        model = load(name, device=A.device)
-    except InputError as error:
-        raise InputError(f"{error}; or one of the methods {', '.join(METHODS)}") from None
+    model = load(name, device=A.device)
     if getattr(model.A, "geometry", None) != A.geometry:
         raise InputError(f"the model {name} was trained for another geometry than the setting's; choose another --setting")
 
