@@ -17,19 +17,21 @@ from bdgd.apps.provenance import hardware, provenance
 from bdgd.classical import fbp, tv
 from bdgd.data import GaussianNoise, ellipse_images, named_generator, shepp_logan, simulate
 from bdgd.evaluation import Panel, Scale, panels, save_figure
+from bdgd.inference import reconstruct
 from bdgd.metrics import psnr, ssim
-from bdgd.operators import ParallelBeam, RayTransform
+from bdgd.models import load
 from bdgd.storage import write_json
 
+MODEL = "sparse30-mfvi"
 NOISE = GaussianNoise(0.01)
 PHANTOMS = ("Shepp-Logan", "ellipses")
-METHODS = {"FBP": fbp, "TV": lambda A, y: tv(A, y, weight=TV_WEIGHT)}
 TV_WEIGHT = 1e-4  # what `bdgd evaluate tv` chooses on validation images
 ELLIPSE_IMAGE = 3  # of the test set
 NEXT = [
     ("bdgd doctor", "what runs here, whether it is right, and how fast"),
     ("bdgd simulate -o scan.h5", "a scan of your own making"),
-    ("bdgd evaluate --images 11", "both methods on more images"),
+    ("bdgd reconstruct scan.h5", "its image with error bars"),
+    ("bdgd evaluate --images 11", "methods compared on more images"),
 ]
 
 
@@ -42,21 +44,32 @@ Folder = Annotated[Path, typer.Option("--output", "-o", help="The folder to writ
 Open = Annotated[YesNo, typer.Option("--open", help="Show the figure afterwards.")]
 
 
-def demo(out: Output, output: Folder = Path("demo"), open: Open = YesNo.no, seed: Seed = 0, device: Device = "auto") -> None:
-    """Simulate a scan with 30 views, reconstruct it by FBP and TV, and write a figure. Needs no input."""
+def demo(
+    out: Output,
+    output: Folder = Path("demo"),
+    open: Open = YesNo.no,
+    draws: Annotated[int, typer.Option("--draws", min=2, help="Monte-Carlo draws.")] = 100,
+    seed: Seed = 0,
+    device: Device = "auto",
+) -> None:
+    """Reconstruct a scan of 30 views with error bars, by shipped weights, beside FBP and TV; write a figure. Needs no input."""
     where = choose_device(device)
     make_folder(output)
     start = time.perf_counter()
-    A = RayTransform(ParallelBeam.sparse(image_size=128, views=30), where)
+    model = load(MODEL, device=where)
+    A = model.A
     truth = torch.cat((shepp_logan(128), ellipse_images("test", ELLIPSE_IMAGE + 1)[ELLIPSE_IMAGE:]))
-    scans = simulate(A, truth, NOISE, generator=named_generator("demo noise", seed))
-    estimates: dict[str, Tensor] = {}
-    with out.progress("reconstructing", len(METHODS)) as step:
-        for name, method in METHODS.items():
-            estimates[name] = method(A, scans.sinograms.to(where)).cpu()
-            step(figure=name)
+    y = simulate(A, truth, NOISE, generator=named_generator("demo noise", seed)).sinograms.to(where)
+    with out.progress("reconstructing", 3) as step:
+        estimates = {"FBP": fbp(A, y).cpu()}
+        step(figure="TV")
+        estimates["TV"] = tv(A, y, weight=TV_WEIGHT).cpu()
+        step(figure=f"bdgd, {draws} draws")
+        posterior = reconstruct(model, y, draws, generator=named_generator("demo draws", seed))
+        estimates["bdgd"] = posterior.mean.cpu()
+        step()
     rows = _score(truth, estimates)
-    _write(output, truth, estimates, rows, provenance(seed, where))
+    _write(output, truth, estimates, posterior.epistemic.sqrt().cpu(), rows, {**provenance(seed, where), "model": MODEL, "draws": draws})
     out.table(
         ("phantom", "method", "PSNR / dB", "SSIM"),
         [(row["phantom"], row["method"], f"{row['psnr']:.2f}", f"{row['ssim']:.4f}") for row in rows],
@@ -79,15 +92,23 @@ def _score(truth: Tensor, estimates: dict[str, Tensor]) -> list[dict[str, Any]]:
     ]
 
 
-def _write(folder: Path, truth: Tensor, estimates: dict[str, Tensor], rows: list[dict[str, Any]], origin: dict[str, Any]) -> None:
-    """The figure (truth, reconstructions, error of TV) and the numbers."""
+def _write(
+    folder: Path, truth: Tensor, estimates: dict[str, Tensor], spread: Tensor, rows: list[dict[str, Any]], origin: dict[str, Any]
+) -> None:
+    """The figure (truth, reconstructions, and bdgd's uncertainty beside its actual error) and the numbers."""
     title = {(row["phantom"], row["method"]): f"{row['method']}, {row['psnr']:.1f} dB" for row in rows}
-    error = Scale("error of TV", -0.1, 0.1, "RdBu_r")
-    shown = []
-    for i, phantom in enumerate(PHANTOMS):
-        reconstructions = [Panel(estimate[i, 0], title[phantom, name]) for name, estimate in estimates.items()]
-        difference = Panel(estimates["TV"][i, 0] - truth[i, 0], "TV - truth", error)
-        shown.append([Panel(truth[i, 0], "truth"), *reconstructions, difference])
+    error = (estimates["bdgd"] - truth).abs()
+    uncertain = Scale("epistemic standard deviation", 0.0, float(torch.quantile(spread, 0.998)), "magma")
+    wrong = Scale("absolute error", 0.0, float(torch.quantile(error, 0.998)), "magma")
+    shown = [
+        [
+            Panel(truth[i, 0], "truth"),
+            *(Panel(estimate[i, 0], title[phantom, name]) for name, estimate in estimates.items()),
+            Panel(spread[i, 0], "its uncertainty", uncertain),
+            Panel(error[i, 0], "its error", wrong),
+        ]
+        for i, phantom in enumerate(PHANTOMS)
+    ]
     save_figure(panels(shown, PHANTOMS), folder / "demo.png")
     described = {"views": 30, "noise": NOISE.to_dict(), "tv_weight": TV_WEIGHT}
     write_json(folder / "demo.json", {**described, "provenance": origin, "results": rows})
