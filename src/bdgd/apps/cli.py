@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 import bdgd
+from bdgd.apps.bench import bench
 from bdgd.apps.console import as_command
 from bdgd.apps.demo import demo
 from bdgd.apps.doctor import doctor
@@ -30,6 +31,7 @@ COMMANDS: list[Callable[..., None]] = [
     simulate,
     evaluate,
     reproduce,
+    bench,
 ]
 
 app = typer.Typer(

@@ -59,9 +59,10 @@ def picture(posterior: Posterior, level: float = 0.95, truth: Tensor | None = No
     value = Scale("value", 0.0, float(posterior.mean[0].max()))
     spread = Scale("standard deviation", 0.0, float(posterior.std[0].max()), "magma")
     width = Scale(f"width of the {level:.0%} interval", 0.0, float((upper - lower)[0].max()), "magma")
+    epistemic = posterior.epistemic[0, 0].sqrt()
     shown = [
         Panel(posterior.mean[0, 0], "mean", value),
-        Panel(posterior.epistemic[0, 0].sqrt(), "epistemic std", Scale("epistemic std", 0.0, float(posterior.epistemic[0].max().sqrt()), "magma")),
+        Panel(epistemic, "epistemic std", Scale("epistemic standard deviation", 0.0, float(epistemic.max()), "magma")),
         Panel(posterior.std[0, 0], "std", spread),
         Panel((upper - lower)[0, 0], f"{level:.0%} interval width", width),
     ]

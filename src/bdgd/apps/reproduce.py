@@ -49,7 +49,7 @@ def reproduce(
         A = RayTransform(SETTINGS[setting], where)
         for row in rows(setting):
             if row.method not in METHODS and row.method not in pretrained():
-                out.note(f"{setting}, {row.name}: no trained model {row.method}; one takes two to three minutes on a large GPU (bdgd train)")
+                out.note(f"{setting}, {row.name}: no trained model {row.method} is shipped yet; its row stays empty")
                 continue
             _fill(out, results, A, setting, row.method, seeds)
         text = markdown(results, setting)

@@ -220,7 +220,8 @@ class _Problem:
         w = self.A.T(z.p) + _gradient_transposed(z.q)
         c = torch.maximum(BOX * _largest(z.x), self.least_bound)
         lowest = c * (w.clamp(max=0) if self.nonnegative else -w.abs())  # the least of w x over the box, pixel by pixel
-        gap = _sum((residual - self.norm * z.p).square()) / 2 + _sum(self.weight * lengths - (Dx * z.q).sum(1, keepdim=True)) + _sum(w * z.x - lowest)
+        of_data = _sum((residual - self.norm * z.p).square()) / 2
+        gap = of_data + _sum(self.weight * lengths - (Dx * z.q).sum(1, keepdim=True)) + _sum(w * z.x - lowest)
         return _sum(residual.square()) / 2 + self.weight * _sum(lengths), gap
 
     def balanced_step(self, z: _Iterate) -> Tensor:
@@ -245,14 +246,16 @@ def _minimise(problem: _Problem, z: _Iterate, tolerance: float, most_iterations:
     tau is set anew after 1, 2, 4, 8 ... checks, ever more rarely, so that it cannot keep the iteration from converging.
     """
     found = _Iterate(*(torch.empty_like(part) for part in z))
-    objective, gap, iterations, converged = (z.x.new_zeros(len(z.x), dtype=dtype) for dtype in (z.x.dtype, z.x.dtype, torch.int64, torch.bool))
+    objective, gap = z.x.new_zeros(len(z.x)), z.x.new_zeros(len(z.x))
+    iterations, converged = z.x.new_zeros(len(z.x), dtype=torch.int64), z.x.new_zeros(len(z.x), dtype=torch.bool)
     active = torch.arange(len(z.x), device=z.x.device)  # which images the shrinking batch holds
     tau = z.x.new_full((len(z.x), 1, 1, 1), FIRST_STEP)
     checks = -(-most_iterations // CHECK_EVERY)
     for check in range(1, checks + 1):
         z, mean = _iterate(problem, z, tau, CHECK_EVERY)
         value, bound = (per_image.flatten() for per_image in problem.objective_and_gap(mean))
-        objective[active], gap[active], iterations[active], converged[active] = value, bound, check * CHECK_EVERY, bound <= tolerance * value
+        objective[active], gap[active], iterations[active] = value, bound, check * CHECK_EVERY
+        converged[active] = bound <= tolerance * value
         done = converged[active] | (check == checks)
         if bool(done.any()):
             for whole, part in zip(found, mean.select(done), strict=True):
@@ -286,7 +289,8 @@ class _Coupling(LinearOperator):
     def _apply(self, x: Tensor) -> Tensor:
         return self.A.T(self.A(x)) / self.A_norm**2 + _gradient_transposed(_gradient(x)) / GRADIENT_NORM2
 
-    _adjoint = _apply
+    def _adjoint(self, y: Tensor) -> Tensor:
+        return self._apply(y)
 
 
 def _gradient(x: Tensor) -> Tensor:

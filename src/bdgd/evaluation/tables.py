@@ -76,12 +76,14 @@ def markdown(folder: Path, setting: str) -> str:
         "| | ellipses | paper | Shepp-Logan | paper | seeds |",
         "|---|---:|---:|---:|---:|---:|",
     ]
+    origins = set()
     for row in rows(setting):
         cell, (ellipses, head) = read_cell(folder, setting, row.method), PAPER[setting][row.name]
         ours = [_value(cell, kind) for kind in ("ellipses", "shepp_logan")]
-        lines.append(f"| {row.name} | {ours[0]} | {ellipses:.2f} | {ours[1]} | {head:.2f} | {len(cell) or '–'} |")
-    origins = sorted({f"{result['provenance']['hardware']}, commit {str(result['provenance']['commit'])[:10]}" for row in rows(setting) for result in read_cell(folder, setting, row.method)})
-    return "\n".join([*lines, "", f"*Measured on {'; '.join(origins) or '–'}.*"])
+        lines.append(f"| {row.name} | {ours[0]} | {ellipses:.2f} | {ours[1]} | {head:.2f} | {len(cell)} |")
+        origins |= {(result["provenance"]["hardware"], str(result["provenance"]["commit"])[:10]) for result in cell}
+    measured = "; ".join(f"{hardware}, commit {commit}" for hardware, commit in sorted(origins)) or "nothing yet"
+    return "\n".join([*lines, "", f"*Measured on {measured}.*"])
 
 
 def insert(path: Path, marker: str, text: str) -> None:
