@@ -2,7 +2,7 @@
 # Another interpreter: make test PYTHON=python3.12. Flags for pytest: make test PYTEST="-n 2 -m 'not slow'".
 
 PYTHON ?= python3
-PYTEST ?=
+PYTEST ?= -n 2
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 

@@ -8,6 +8,9 @@ import pytest
 import torch
 from hypothesis import settings
 
+# One thread per process: tests run side by side, and the bits of a sum depend on how many threads share it.
+torch.set_num_threads(1)
+
 #: the one list of devices; every test that takes `device` runs once on each
 DEVICES = ["cpu", *([pytest.param("cuda", marks=pytest.mark.gpu)] if torch.cuda.is_available() else [])]
 

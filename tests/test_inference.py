@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
@@ -20,7 +20,7 @@ from torch import Tensor
 from toys import MODELS, RANDOM_KINDS, dense, no_update_undone, small_model, small_transform, some_sinograms, stated_moments
 
 from bdgd.checks import InputError
-from bdgd.inference import Posterior, Region, moments, reconstruct, sampling
+from bdgd.inference import Moments, Posterior, Region, reconstruct, reconstruct_blocks, sampling
 from bdgd.models import DeepGradientDescent, cascade
 from bdgd.models.cascade import MOST_GROWTH
 from bdgd.models.last_layers import MeanFieldLayer
@@ -28,6 +28,14 @@ from bdgd.models.last_layers import MeanFieldLayer
 MODES = ["weights", "pixels"]
 RANDOM_CASES = [(kind, mode) for kind in RANDOM_KINDS for mode in MODES]
 ONE_DRAW = [name for name in MODELS if name not in RANDOM_KINDS]
+
+
+def moments(stream: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
+    """Mean and variance of a stream of draws."""
+    running = Moments()
+    for value in stream:
+        running.add(value)
+    return running.mean(), running.variance()
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -521,3 +529,36 @@ def test_bad_masks_are_refused_in_a_sentence(posterior: Posterior, mask: Any, me
     with pytest.raises(InputError, match=message) as refusal:
         posterior.region(mask)
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("mode", ["weights", "pixels"])
+@pytest.mark.parametrize("kind", RANDOM_KINDS)
+def test_draws_that_go_together_are_those_that_go_alone(kind: str, mode: str) -> None:
+    """As on a GPU, where several draws fill the device: the same to rounding."""
+    model = small_model(kind)
+    assert isinstance(model, DeepGradientDescent)
+    y = some_sinograms(model.A)
+    updates = [sampling._Update(model, k, 5, range(4), mode) for k in range(len(model.blocks))]
+    start = model.begin(y)
+    features = model.blocks[0].features(start.x, start.gradient)
+    with torch.no_grad():
+        together = sampling._path(model, y, start, features, updates, (len(model.blocks),))[0].clamp(min=0)
+    alone = [images[0] for images in sampling._draws(model, y, 4, 5, mode, (len(model.blocks),))]
+    assert together.shape == (4, *alone[0].shape)
+    torch.testing.assert_close(together, torch.stack(alone), rtol=1e-4, atol=1e-5)
+
+
+def test_posteriors_after_several_blocks_are_those_of_shorter_cascades() -> None:
+    model = small_model()
+    assert isinstance(model, DeepGradientDescent)
+    y = some_sinograms(model.A, 2)
+    last = len(model.blocks)
+    posteriors = reconstruct_blocks(model, y, (last, 1), draws=5, generator=torch.Generator().manual_seed(3))
+    assert list(posteriors) == [1, last]
+    for block, posterior in posteriors.items():
+        single = reconstruct(model, y, draws=5, generator=torch.Generator().manual_seed(3), blocks=block)
+        assert torch.equal(posterior.mean, single.mean) and torch.equal(posterior.epistemic, single.epistemic)
+        assert torch.equal(posterior.aleatoric, single.aleatoric)
+        assert all(torch.equal(a, b) for a, b in zip(posterior.draws(), single.draws(), strict=True))
+    with pytest.raises(InputError, match="at most"):
+        reconstruct_blocks(model, y, (last + 1,))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from dataclasses import replace
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from bdgd.apps.presets import parse_preset, preset_names, read_preset
+from bdgd.apps.presets import parse_preset, preset_names, read_preset, with_seed
 from bdgd.apps.training import make_model, make_scans, train_preset
 from bdgd.checks import InputError
 from bdgd.data import GaussianNoise, PoissonNoise
@@ -254,3 +255,10 @@ def test_a_folder_that_is_a_file_is_refused_before_any_work(tmp_path: Path) -> N
     with pytest.raises(InputError, match="it is a file, not a folder"):
         train_preset(parse_preset(TINY, "tiny"), tmp_path / "file", CPU)
     assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_another_seed_changes_the_seed_alone(name: str) -> None:
+    preset, other = read_preset(name), with_seed(read_preset(name), 7)
+    assert other.seed == 7 and parse_preset(other.text, name) == other
+    assert dataclasses.replace(other, seed=preset.seed, text=preset.text) == preset

@@ -344,7 +344,7 @@ def test_wrong_writes_are_named(tmp_path: Path) -> None:
 
     own = Scans(some_scans().sinograms, PARALLEL, noise=OwnNoise())
     cases: list[tuple[Path, Any, str]] = [
-        (tmp_path / "none" / "scan.h5", some_scans(), "check that its folder exists"),
+        (tmp_path / "none" / "scan.h5", some_scans(), "check that the folder exists"),
         (tmp_path, some_scans(), "it is a folder"),
         (tmp_path / "scan.h5", Scans(torch.ones(1, 2), None), "these scans have none"),
         (tmp_path / "scan.h5", torch.ones(1), "needs Scans, got Tensor"),

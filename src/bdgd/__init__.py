@@ -27,7 +27,7 @@ from bdgd.data import (
     with_text,
     write_scans,
 )
-from bdgd.inference import Posterior, reconstruct
+from bdgd.inference import Posterior, reconstruct, reconstruct_blocks
 from bdgd.metrics import ause, coverage, nll, psnr, ssim
 from bdgd.models import DeepGradientDescent, LearnedPrimalDual, load, pretrained, save
 from bdgd.operators import (
@@ -80,6 +80,7 @@ __all__ = [
     "read_geometry",
     "read_scans",
     "reconstruct",
+    "reconstruct_blocks",
     "save",
     "shepp_logan",
     "simulate",

@@ -25,7 +25,7 @@ from bdgd.storage import write_json
 MODEL = "sparse30-mfvi"
 NOISE = GaussianNoise(0.01)
 PHANTOMS = ("Shepp-Logan", "ellipses")
-TV_WEIGHT = 1e-4  # what `bdgd evaluate tv` chooses on validation images
+TV: dict[str, Any] = {"weight": 1e-4, "isotropic": False}  # what `bdgd evaluate tv` chooses on validation ellipses
 ELLIPSE_IMAGE = 3  # of the test set
 NEXT = [
     ("bdgd doctor", "what runs here, whether it is right, and how fast"),
@@ -63,7 +63,7 @@ def demo(
     with out.progress("reconstructing", 3) as step:
         estimates = {"FBP": fbp(A, y).cpu()}
         step(figure="TV")
-        estimates["TV"] = tv(A, y, weight=TV_WEIGHT).cpu()
+        estimates["TV"] = tv(A, y, **TV).cpu()
         step(figure=f"bdgd, {draws} draws")
         posterior = reconstruct(model, y, draws, generator=named_generator("demo draws", seed))
         estimates["bdgd"] = posterior.mean.cpu()
@@ -104,11 +104,11 @@ def _write(
         [
             Panel(truth[i, 0], "truth"),
             *(Panel(estimate[i, 0], title[phantom, name]) for name, estimate in estimates.items()),
-            Panel(spread[i, 0], "its uncertainty", uncertain),
-            Panel(error[i, 0], "its error", wrong),
+            Panel(spread[i, 0], "epistemic std", uncertain),
+            Panel(error[i, 0], "error", wrong),
         ]
         for i, phantom in enumerate(PHANTOMS)
     ]
     save_figure(panels(shown, PHANTOMS), folder / "demo.png")
-    described = {"views": 30, "noise": NOISE.to_dict(), "tv_weight": TV_WEIGHT}
+    described = {"views": 30, "noise": NOISE.to_dict(), "tv": TV}
     write_json(folder / "demo.json", {**described, "provenance": origin, "results": rows})

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from dataclasses import dataclass
 from importlib import resources
@@ -103,6 +104,12 @@ def parse_preset(text: str, name: str) -> Preset:
         finetuning=sections.get("finetuning"),
         text=text,
     )
+
+
+def with_seed(preset: Preset, seed: int) -> Preset:
+    """The preset with another seed, in its text too: what a run folder keeps must say what was run."""
+    without = re.sub(r"^seed\s*=.*\n", "", preset.text, count=1, flags=re.MULTILINE)
+    return parse_preset(f"seed = {seed}\n{without}", preset.name)
 
 
 def _folder() -> Any:

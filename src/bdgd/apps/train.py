@@ -14,16 +14,17 @@ import typer
 
 from bdgd.apps.console import Output
 from bdgd.apps.options import Device, choose_device, make_folder
-from bdgd.apps.presets import Preset, preset_names, read_preset
+from bdgd.apps.presets import Preset, preset_names, read_preset, with_seed
 from bdgd.apps.training import train_preset
 from bdgd.models import Reconstructor
 
 
 def train(
     out: Output,
-    preset: Annotated[str, typer.Argument(help=f"A preset by name ({', '.join(preset_names())}), or a TOML file.")],
+    preset: Annotated[str, typer.Argument(help=f"A TOML file, or a preset by name: {', '.join(preset_names())}.")],
     run: Annotated[Path, typer.Option("-o", "--run", help="The folder that the training writes.")],
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a training that was interrupted in that folder.")] = False,
+    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Instead of the preset's; fixes all that is random.")] = None,
     device: Device = "auto",
 ) -> None:
     """Train the model of a preset.
@@ -32,6 +33,7 @@ def train(
     on with --resume and ends with the same weights. Several GPUs: torchrun --nproc-per-node=N -m bdgd train ...
     """
     wanted = read_preset(preset)
+    wanted = wanted if seed is None else with_seed(wanted, seed)
     with _processes(device) as where:
         make_folder(run)
         first = not dist.is_initialized() or dist.get_rank() == 0
