@@ -244,10 +244,10 @@ def test_memory_does_not_grow_with_the_draws(monkeypatch: pytest.MonkeyPatch) ->
     y = some_sinograms(model.A)
     original, alive, held = sampling._draws, [], {}
 
-    def watched(*arguments: Any) -> Iterator[Tensor]:
+    def watched(*arguments: Any) -> Iterator[list[Tensor]]:
         references: list[weakref.ref[Tensor]] = []
         for number, sample in enumerate(original(*arguments), 1):
-            references = [*(reference for reference in references if reference() is not None), weakref.ref(sample)]
+            references = [*(reference for reference in references if reference() is not None), weakref.ref(sample[0])]
             alive.append(len(references))
             if number in (10, 1000):
                 held[number] = live_elements()

@@ -81,7 +81,7 @@ def markdown(folder: Path, setting: str) -> str:
         cell, (ellipses, head) = read_cell(folder, setting, row.method), PAPER[setting][row.name]
         ours = [_value(cell, kind) for kind in ("ellipses", "shepp_logan")]
         lines.append(f"| {row.name} | {ours[0]} | {ellipses:.2f} | {ours[1]} | {head:.2f} | {len(cell)} |")
-        origins |= {(result["provenance"]["hardware"], str(result["provenance"]["commit"])[:10]) for result in cell}
+        origins |= {(result["provenance"]["hardware"], _short(str(result["provenance"]["commit"]))) for result in cell}
     measured = "; ".join(f"{hardware}, commit {commit}" for hardware, commit in sorted(origins)) or "nothing yet"
     return "\n".join([*lines, "", f"*Measured on {measured}.*"])
 
@@ -103,6 +103,11 @@ def _value(cell: list[dict[str, Any]], kind: str) -> str:
     psnr = [result[f"{kind}_psnr"] for result in cell]
     spread = f" ± {stdev(psnr):.2f}" if len(psnr) > 1 else ""
     return f"{fmean(psnr):.2f}{spread} ({fmean([result[f'{kind}_ssim'] for result in cell]):.3f})"
+
+
+def _short(commit: str) -> str:
+    """Ten letters, and whether the tree was that of the commit."""
+    return commit[:10] + ("-modified" if commit.endswith("-modified") else "")
 
 
 def _cell(folder: Path, setting: str, method: str) -> Path:
