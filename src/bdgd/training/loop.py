@@ -65,7 +65,8 @@ class Trainer:
         if self.batch % self.ranks:
             raise InputError(f"the batch of {self.batch} cannot be shared by {self.ranks} processes; make it a multiple")
         self.device = next(objective.parameters()).device
-        objective.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # what its convolutions are fastest with
+        if self.device.type == "cuda":
+            objective.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # what its convolutions are fastest with
         self.optimiser = _adam(objective, schedule, self.device)
         self.captures = capture and self.device.type == "cuda" and self.ranks == 1
         self._step: Step | None = None
