@@ -538,12 +538,12 @@ def test_draws_that_go_together_are_those_that_go_alone(kind: str, mode: str) ->
     model = small_model(kind)
     assert isinstance(model, DeepGradientDescent)
     y = some_sinograms(model.A)
-    updates = [sampling._Update(model, k, 5, range(4), mode) for k in range(len(model.blocks))]
     start = model.begin(y)
+    updates = [sampling._Update(block, block.last, k, 5, range(4), mode, start.x) for k, block in enumerate(model.blocks)]
     features = model.blocks[0].features(start.x, start.gradient)
     with torch.no_grad():
         together = sampling._path(model, y, start, features, updates, (len(model.blocks),))[0].clamp(min=0)
-    alone = [images[0] for images in sampling._draws(model, y, 4, 5, mode, (len(model.blocks),))]
+    alone = [images[0] for images in sampling._draws(model, y, 4, 5, mode, (len(model.blocks),), fast=False)]
     assert together.shape == (4, *alone[0].shape)
     torch.testing.assert_close(together, torch.stack(alone), rtol=1e-4, atol=1e-5)
 

@@ -12,7 +12,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "src"
 
 #: lowest first; "bdgd" is the package's own __init__.py, which gathers the public names
 LAYERS = [
-    *("checks", "keyed", "storage"),  # the ground, single modules
+    *("backends", "checks", "keyed", "storage"),  # the ground, single modules
     *("operators", "metrics", "data", "classical", "models", "training", "inference", "evaluation", "bdgd", "apps"),
 ]
 STRANGERS = {"training", "inference"}  # neither imports the other

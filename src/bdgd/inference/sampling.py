@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -11,10 +12,11 @@ from torch import Tensor
 from bdgd.checks import InputError, require_choice, require_count
 from bdgd.inference.posterior import Posterior
 from bdgd.keyed import keyed_generator, seed_from
-from bdgd.models import DeepGradientDescent, Reconstructor, State
+from bdgd.models import DeepGradientDescent, GradientBlock, Reconstructor, State
+from bdgd.models.last_layers import PointLayer
 
-#: Images, each under each draw, that go through a block of a GPU together: enough to fill it.
-FILL = 64
+#: Pixels, of all images under all draws, that go through a block of a GPU together: enough to fill it, in two or three GB.
+FILL = 1 << 23
 
 
 def reconstruct(
@@ -25,15 +27,17 @@ def reconstruct(
     generator: torch.Generator | None = None,
     draw: str = "weights",
     blocks: int | None = None,
+    precision: str = "auto",
 ) -> Posterior:
     """The posterior of the images behind sinograms y (B, 1, V, D), from `draws` Monte-Carlo draws.
 
     draw: "weights" draws each block's weights once per draw, for the whole image; "pixels" draws the output of each last
     layer independently in every pixel, as the authors' code does. blocks: use only the first blocks of the cascade.
+    precision: "auto" computes the features of the blocks in bfloat16 on a GPU, as in training; "float32" everywhere the same.
     """
     last = len(model.blocks) if isinstance(model, DeepGradientDescent) else 1
     used = last if blocks is None else blocks
-    return reconstruct_blocks(model, y, (used,), draws, generator=generator, draw=draw)[used]
+    return reconstruct_blocks(model, y, (used,), draws, generator=generator, draw=draw, precision=precision)[used]
 
 
 def reconstruct_blocks(
@@ -44,20 +48,22 @@ def reconstruct_blocks(
     *,
     generator: torch.Generator | None = None,
     draw: str = "weights",
+    precision: str = "auto",
 ) -> dict[int, Posterior]:
     """The posteriors after several blocks, counted from 1, from the same draws in one pass: how the image comes about."""
     model.check(y)
     count = require_count(draws, "draws") if model.random else 1  # without randomness every draw is the same
     require_choice(draw, ("weights", "pixels"), "draw")
+    fast = require_choice(precision, ("auto", "float32"), "precision") == "auto" and y.is_cuda
     seed, at = seed_from(generator), _chosen_blocks(model, at)
     frozen, sinograms = model.snapshot(), y.detach().clone(memory_format=torch.contiguous_format)  # what is replayed must not change
     running = [Moments() for _ in at]
-    for images in _draws(frozen, sinograms, count, seed, draw, at):
+    for images in _draws(frozen, sinograms, count, seed, draw, at, fast):
         for moments_, image in zip(running, images, strict=True):
             moments_.add(image)
 
     def replay(block: int) -> Callable[[], Iterator[Tensor]]:
-        return lambda: (images[0] for images in _draws(frozen, sinograms, count, seed, draw, (block,)))
+        return lambda: (images[0] for images in _draws(frozen, sinograms, count, seed, draw, (block,), fast))
 
     posteriors = {}
     for block, moments_ in zip(at, running, strict=True):
@@ -100,7 +106,7 @@ class Moments:
 
 
 @torch.no_grad()
-def _draws(model: Reconstructor, y: Tensor, count: int, seed: int, mode: str, at: tuple[int, ...]) -> Iterator[list[Tensor]]:
+def _draws(model: Reconstructor, y: Tensor, count: int, seed: int, mode: str, at: tuple[int, ...], fast: bool) -> Iterator[list[Tensor]]:
     """The draws in order, each as the images (B, 1, H, W) after the blocks `at`.
 
     On a GPU several draws go together. On a CPU every image and draw goes alone: the rounding of a convolution depends on
@@ -109,18 +115,30 @@ def _draws(model: Reconstructor, y: Tensor, count: int, seed: int, mode: str, at
     alone = y.device.type == "cpu"
     parts = y.split(1) if alone else (y,)
     if not isinstance(model, DeepGradientDescent):
-        yield [torch.cat([model(part) for part in parts])]
+        with _precision(y, fast):
+            images = torch.cat([model(part).float() for part in parts])
+        yield [images]
         return
     starts = [model.begin(part) for part in parts]
-    # All draws share the first block's input, so its features are computed once.
-    features = [model.blocks[0].features(state.x, state.gradient) for state in starts]
-    together = 1 if alone else max(1, FILL // len(y))
+    with _precision(y, fast):  # all draws share the first block's input, so its features are computed once
+        features = [model.blocks[0].features(state.x, state.gradient) for state in starts]
+    together = 1 if alone else max(1, FILL // starts[0].x.numel())
+    layers = [copy.deepcopy(block.last).cpu() for block in model.blocks[: at[-1]]]
     for first in range(0, count, together):
         numbers = range(first, min(first + together, count))
-        updates = [_Update(model, k, seed, numbers, mode) for k in range(at[-1])]
-        paths = [_path(model, *start, updates, at) for start in zip(parts, starts, features, strict=True)]
+        with _precision(y, fast):
+            updates = [
+                _Update(block, layer, k, seed, numbers, mode, starts[0].x)
+                for k, (block, layer) in enumerate(zip(model.blocks, layers, strict=False))
+            ]
+            paths = [_path(model, *start, updates, at) for start in zip(parts, starts, features, strict=True)]
         for s in range(len(numbers)):  # x_0, where every update was undone, may be below 0
             yield [torch.cat([path[k][s] for path in paths]).clamp(min=0) for k in range(len(at))]
+
+
+def _precision(y: Tensor, fast: bool) -> torch.autocast:
+    """bfloat16 convolutions where they are wanted; the operator and the moments keep their precision."""
+    return torch.autocast(y.device.type, torch.bfloat16, enabled=fast)
 
 
 def _path(
@@ -144,12 +162,12 @@ def _path(
 class _Update:
     """The update of one block in several draws, each with weights or noise from its key (seed, draw, block)."""
 
-    def __init__(self, model: DeepGradientDescent, k: int, seed: int, draws: range, mode: str):
-        self.block, self.mode, self.draws = model.blocks[k], mode, len(draws)
-        last, size = self.block.last, model.A.domain_shape[1:]
+    def __init__(self, block: GradientBlock, layer: PointLayer, k: int, seed: int, draws: range, mode: str, like: Tensor):
+        self.block, self.mode, self.draws = block, mode, len(draws)
         generators = [keyed_generator(seed, "draw", s, k) for s in draws]
-        made = [last.draw(1, g) if mode == "weights" else last.local_noise(1, (size[0], size[1]), g) for g in generators]
-        self.made = torch.cat(made).to(model.device)  # (S, ...)
+        height, width = like.shape[-2:]
+        made = [layer.draw(1, g) if mode == "weights" else layer.local_noise(1, (height, width), g) for g in generators]
+        self.made = torch.cat(made).to(like.device)  # (S, ...), made on the CPU so that all devices make the same
 
     def __call__(self, x: Tensor, features: Tensor, images: int) -> Tensor:
         """The next images (S * B, 1, H, W), draw after draw."""

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from bdgd.checks import require_count
 from bdgd.classical import fbp
 from bdgd.keyed import keyed_generator
+from bdgd.models import fused
 from bdgd.models.last_layers import make_last_layer, reset_convolution
 from bdgd.models.misfit import make_misfit
 from bdgd.models.reconstructor import Reconstructor
@@ -69,6 +70,9 @@ class GradientBlock(nn.Module):
 
     def features(self, x: Tensor, gradient: Tensor) -> Tensor:
         """What the last layer sees: (B, 16, H, W) from the image and the gradient (B, 1, H, W)."""
+        if fused.usable(x):
+            layers = (*self.image_branch, *self.gradient_branch, *self.merge)
+            return fused.features(x, gradient, [parameter for layer in layers for parameter in (layer.weight, layer.bias)])
         branches = []
         for branch, signal in ((self.image_branch, x), (self.gradient_branch, gradient)):
             for layer in branch:

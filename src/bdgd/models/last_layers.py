@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bdgd.checks import require_choice
+from bdgd.models import fused
 
 #: Standard deviation of the initial mean weights, and logarithm of the initial posterior standard deviations.
 MEAN_INIT, LOG_STD_INIT = 0.05, -9.0
@@ -63,6 +64,8 @@ class PointLayer(nn.Module):
 
     def convolve(self, features: Tensor, weights: Tensor) -> Tensor:
         """Features (B, C, H, W) with weights (1, C, 3, 3) for all images, or (B, C, 3, 3) for each its own."""
+        if fused.usable(features):
+            return fused.convolve_to_one(features, weights) + self.bias
         if len(weights) == 1:
             return F.conv2d(features, weights, self.bias, padding=1)
         taps = torch.einsum("bckl,bchw->bklhw", weights, F.pad(features, (1, 1, 1, 1)))
@@ -102,7 +105,12 @@ class MeanFieldLayer(GaussianLayer):
 
     def local_variance(self, features: Tensor) -> Tensor:
         """The squared features convolved with the variances."""
-        return F.conv2d(features**2, (2 * self.log_std).exp(), padding=1)
+        variances = (2 * self.log_std).exp()
+        return (
+            fused.convolve_to_one(features, variances, squared=True)
+            if fused.usable(features)
+            else F.conv2d(features**2, variances, padding=1)
+        )
 
     def draw(self, count: int, generator: torch.Generator) -> Tensor:
         normal = torch.randn(count, *self.weight.shape[1:], generator=generator, device=generator.device).to(self.weight)

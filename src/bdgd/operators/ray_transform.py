@@ -1,8 +1,9 @@
 """The ray transform y = A x of a geometry, with its exact transpose.
 
 Two strategies give the same numbers, because both multiply with the rows that `joseph_rows` makes, a chunk of views
-at a time. `matrix` keeps the chunks and their transposes: fastest wherever they fit into memory. `matrix-free` makes
-each chunk when it is needed and drops it: its memory does not grow with views times pixels.
+at a time. `matrix` keeps the chunks and their transposes: on a CPU fastest wherever they fit into memory, on a GPU while they
+are small. `matrix-free` makes each chunk when it is needed and drops it, or on a GPU with Triton computes each weight where it
+is used (`on_the_fly`): its memory does not grow with views times pixels.
 """
 
 from __future__ import annotations
@@ -18,15 +19,19 @@ import torch
 from scipy.sparse import csr_array
 from torch import Tensor
 
+from bdgd.backends import triton_works
 from bdgd.checks import InputError, require_choice
 from bdgd.operators.geometry import Geometry
 from bdgd.operators.joseph import joseph_rows, most_entries
 from bdgd.operators.linear import LinearOperator
+from bdgd.operators.on_the_fly import OnTheFly
 
 #: Entries of one chunk of views: large enough to keep a core busy, small enough that a few chunks are no burden.
 CHUNK_ENTRIES = 1 << 24
 #: The part of the device's memory that a stored matrix and its transpose may take before `auto` goes matrix-free.
 MEMORY_SHARE = 1 / 3
+#: Bytes of a matrix and its transpose beyond which computing the weights is faster on a GPU than reading them (its cache is as large).
+CACHED = 64e6
 
 
 Item = TypeVar("Item")
@@ -58,7 +63,8 @@ class RayTransform(LinearOperator):
         self.geometry = geometry
         wanted = require_choice(strategy, ("auto", "matrix", "matrix-free"), "strategy")
         self.strategy, self.strategy_reason = _choose(wanted, geometry, self.device, dtype)
-        self._strategy: Strategy = (StoredMatrix if self.strategy == "matrix" else MatrixFree)(geometry, self.device, dtype)
+        matrix_free = OnTheFly if triton_works(self.device) else MatrixFree
+        self._strategy: Strategy = (StoredMatrix if self.strategy == "matrix" else matrix_free)(geometry, self.device, dtype)
 
     def _apply(self, x: Tensor) -> Tensor:
         return _as_batch(self._strategy.forward(_as_columns(x)), self.range_shape)
@@ -168,7 +174,7 @@ def _in_parallel(function: Callable[[Item], Result], items: Iterable[Item]) -> I
 
 def _to_torch(chunk: csr_array, device: torch.device) -> Tensor:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta", category=UserWarning)
+        warnings.filterwarnings("ignore", message="Sparse (CSR tensor support|invariant checks)", category=UserWarning)
         rows, columns, values = (torch.from_numpy(array).to(device) for array in (chunk.indptr, chunk.indices, chunk.data))
         return torch.sparse_csr_tensor(rows, columns, values, chunk.shape, check_invariants=False)
 
@@ -184,6 +190,10 @@ def _choose(wanted: str, geometry: Geometry, device: torch.device, dtype: torch.
         return wanted, "as asked"
     entries = 0.7 * most_entries(geometry, geometry.views)  # about 0.64 of the bound lies inside a square image
     needed = 2 * entries * (4 + dtype.itemsize)  # the matrix and its transpose, an int32 column beside each value
+    if triton_works(device):
+        small = needed <= CACHED
+        verdict = "can stay in" if small else "is too large for"
+        return "matrix" if small else "matrix-free", f"a matrix of {needed / 1e6:.3g} MB {verdict} the cache of the GPU"
     on_gpu = device.type == "cuda"
     total = torch.cuda.get_device_properties(device).total_memory if on_gpu else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     fits = needed <= MEMORY_SHARE * total

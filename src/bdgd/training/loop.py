@@ -98,20 +98,20 @@ class Trainer:
 
     def _batch(self, stage: str, step: int) -> tuple[Tensor, list[Tensor]]:
         """This process's share of the step's image numbers and noise."""
-        images = self.objective.images
-        positions = torch.arange(step * self.batch, (step + 1) * self.batch)
-        epochs = positions // images
-        index = torch.cat([self._permutation(stage, int(epoch))[positions[epochs == epoch] % images] for epoch in epochs.unique()])
+        epoch, first = divmod(step * self.batch, self.objective.images)
+        index = self._permutation(stage, epoch)[first : first + self.batch]
+        if len(index) < self.batch:
+            index = torch.cat((index, self._permutation(stage, epoch + 1)[: self.batch - len(index)]))
         noise = self.objective.draw_noise(self.batch, keyed_generator(self.seed, stage, "noise", step, device=self.device))
         share = self.batch // self.ranks
         mine = slice(share * rank(), share * (rank() + 1))
-        return index[mine].to(self.device, non_blocking=True), [local[mine] for local in noise]
+        return index[mine], [local[mine] for local in noise]
 
     def _permutation(self, stage: str, epoch: int) -> Tensor:
-        """The order of the images in an epoch; the last one asked for is kept."""
+        """The order of the images in an epoch, on the device; the last one asked for is kept."""
         if self._order is None or self._order[:2] != (stage, epoch):
             order = torch.randperm(self.objective.images, generator=keyed_generator(self.seed, stage, "order", epoch))
-            self._order = (stage, epoch, order)
+            self._order = (stage, epoch, order.to(self.device))
         return self._order[2]
 
     def _take(self, index: Tensor, noise: list[Tensor]) -> Tensor:

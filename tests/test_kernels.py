@@ -1,0 +1,112 @@
+"""The Triton kernels against what they replace: on a GPU as they are, elsewhere in Triton's interpreter; in float32."""
+
+from __future__ import annotations
+
+import math
+import os
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bdgd.keyed import keyed_generator
+from bdgd.models import GradientBlock, fused
+from bdgd.operators import FanBeam, Geometry, ParallelBeam, RayTransform
+from bdgd.operators.on_the_fly import OnTheFly
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+if DEVICE.type == "cpu":
+    os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are first imported, which happens in the tests below
+pytest.importorskip("triton", reason="the kernels need Triton")
+
+GEOMETRIES: list[Geometry] = [
+    ParallelBeam.sparse(image_size=16, views=5),
+    ParallelBeam(image_size=(12, 17), angles=[0, 0.3, math.pi / 4, math.pi / 2, 2, 3.5], detectors=25, detector_spacing=0.6,
+                 detector_offset=0.3, pixel_size=0.9),
+    FanBeam(image_size=(16, 20), angles=[0, 0.78, 1.5, 2.3, 4], detectors=28, detector_spacing=1.1, detector_offset=0.2, pixel_size=0.8,
+            source_to_axis=20.0, source_to_detector=33.0),
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter runs one program after the other; three are enough to see that partial sums add up."""
+    if DEVICE.type == "cpu":
+        monkeypatch.setattr(fused, "SPLITS", 3)
+
+
+def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype).to(DEVICE)
+
+
+def assert_near(got: Tensor, expected: Tensor, tolerance: float = 3e-6) -> None:
+    assert got.shape == expected.shape
+    assert float((got - expected).detach().norm() / expected.detach().norm()) < tolerance
+
+
+@pytest.mark.parametrize("size", [(17, 20), (16, 16)], ids=["odd", "even"])
+def test_features_and_their_gradients_are_those_of_the_plain_block(size: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    block = GradientBlock("mean_field")
+    block.reset(keyed_generator(1))
+    block.to(DEVICE)
+    layers = (*block.image_branch, *block.gradient_branch, *block.merge)
+    parameters = [parameter for layer in layers for parameter in (layer.weight, layer.bias)]
+    x, gradient = normal(2, 1, *size).requires_grad_(), normal(2, 1, *size, seed=1).requires_grad_()
+    incoming = normal(2, 16, *size, seed=2)
+
+    plain, quick = block.features(x, gradient), fused.features(x, gradient, parameters, torch.float32)
+    assert_near(quick, plain)
+    expected = torch.autograd.grad(plain, [x, gradient, *parameters], incoming)
+    for got, wanted in zip(torch.autograd.grad(quick, [x, gradient, *parameters], incoming), expected, strict=True):
+        assert_near(got, wanted)
+
+
+@pytest.mark.parametrize("squared", [False, True])
+def test_the_last_convolution_and_its_gradients_are_the_plain_ones(squared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    features, weights = normal(2, 16, 13, 18).requires_grad_(), normal(1, 16, 3, 3, seed=1).requires_grad_()
+    incoming = normal(2, 1, 13, 18, seed=2)
+    plain = F.conv2d(features**2 if squared else features, weights, padding=1)
+    quick = fused.convolve_to_one(features, weights, squared)
+    assert_near(quick, plain)
+    expected = torch.autograd.grad(plain, [features, weights], incoming)
+    for got, wanted in zip(torch.autograd.grad(quick, [features, weights], incoming), expected, strict=True):
+        assert_near(got, wanted)
+
+
+def test_each_image_may_have_its_own_last_weights() -> None:
+    features, weights = normal(3, 16, 9, 11), normal(3, 16, 3, 3, seed=1)
+    one_by_one = torch.cat([F.conv2d(features[n : n + 1], weights[n : n + 1], padding=1) for n in range(3)])
+    assert_near(fused.convolve_to_one(features, weights), one_by_one, 1e-3 if DEVICE.type == "cuda" else 3e-6)
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES, ids=["paper", "offset", "fan"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_weights_on_the_fly_are_those_of_the_matrix(geometry: Geometry, dtype: torch.dtype) -> None:
+    matrix = RayTransform(geometry, DEVICE, dtype, strategy="matrix")._strategy
+    quick = OnTheFly(geometry, DEVICE, dtype)
+    images = normal(math.prod(geometry.image_size), 3, dtype=dtype)
+    sinograms = normal(geometry.views * geometry.detectors, 3, seed=1, dtype=dtype)
+    tolerance = 1e-14 if dtype == torch.float64 else 2e-6
+    assert_near(quick.forward(images), matrix.forward(images), tolerance)
+    assert_near(quick.transpose(sinograms), matrix.transpose(sinograms), tolerance)
+
+
+def test_no_ray_is_lost_where_the_fan_is_wide_and_detectors_are_fine() -> None:
+    fan = FanBeam(image_size=10, angles=[0.2, 1.0], detectors=60, detector_spacing=0.5, pixel_size=1.0, source_to_axis=9.0,
+                  source_to_detector=14.0)  # fmt: skip
+    matrix, quick = RayTransform(fan, DEVICE, torch.float64, strategy="matrix")._strategy, OnTheFly(fan, DEVICE, torch.float64)
+    sinograms = normal(2 * 60, 1, dtype=torch.float64)
+    assert_near(quick.transpose(sinograms), matrix.transpose(sinograms), 1e-14)
+
+
+@pytest.mark.skipif(DEVICE.type == "cpu", reason="needs a GPU")
+def test_a_gpu_takes_the_fast_paths_by_itself() -> None:
+    A = RayTransform(ParallelBeam.sparse(image_size=512, views=360), DEVICE)
+    assert A.strategy == "matrix-free"
+    assert isinstance(A._strategy, OnTheFly)
+    with torch.autocast("cuda", torch.bfloat16):
+        assert fused.usable(normal(1))
+    assert not fused.usable(normal(1))
