@@ -374,12 +374,41 @@ def test_the_worst_pixels_are_those_of_the_whole_set() -> None:
         ErrorDetection(5)
 
 
+@pytest.mark.parametrize("spread", [1.0, 1e-4])
+def test_order_holds_in_bounded_memory_also_where_the_std_is_almost_constant(spread: float) -> None:
+    """A constant aleatoric variance that outweighs the rest leaves the order in the last digits of the std."""
+    mean, std, truth = heavy_case(batch=24, size=64)
+    std = (0.01 + spread * std.double()).expand_as(truth)
+    error = (truth - mean).abs()
+    largest = error >= error.flatten().sort().values[-round(0.05 * error.numel())]
+    order, detection, errors = Sparsification(), Detection(), ErrorDetection(room=8000, groups=1000)
+    for sums in (order._by_std, order._by_error, detection._ordered):
+        sums.room, sums.most = 8000, 2000  # joined a dozen times
+    for part in zip(mean.split(1), std.split(1), truth.split(1), largest.split(1), strict=True):
+        order.add(*part[:3])
+        errors.add(*part[:3])
+        detection.add(part[1], part[3])
+    held = sum(map(len, order._by_std._keys))
+    assert held <= 8000 and len(errors._table) <= 1000
+    pooled = [as_one_image(tensor) for tensor in (mean, std, truth, largest)]
+    assert order.result().ause == pytest.approx(float(ause(Gaussian(pooled[0], pooled[1]), pooled[2])), abs=1e-3)
+    expected = float(auroc(pooled[1], pooled[3]))
+    assert detection.result() == pytest.approx(expected, abs=1e-3) and errors.result() == pytest.approx(expected, abs=1e-3)
+
+
 def test_bins_hold_what_lies_outside_them_and_other_bins_do_not_merge() -> None:
     bins = LogBins(1e-3, 1e2, 10)
     assert bins.count == 50
     assert bins.index(torch.tensor([0.0, 1e-9, 1.05e-3, 1.3e-3, 1.05, 1e5])).tolist() == [0, 0, 0, 1, 30, 49]
     with pytest.raises(InputError, match="the same bins"):
-        Sparsification(bins).merge(Sparsification())
+        ErrorQuantiles(bins).merge(ErrorQuantiles())
+
+
+def test_a_histogram_counts_finite_values_alone() -> None:
+    mean, std, truth = heavy_case()
+    std[1, 0, 3, 4] = math.nan
+    with pytest.raises(InputError, match="must be finite, but 1 of"):
+        streamed(Sparsification(), (mean, std, truth))
 
 
 # CRPS --------------------------------------------------------------------------------------------------------------------

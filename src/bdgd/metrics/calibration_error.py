@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from bdgd.checks import require_count
-from bdgd.metrics.streaming import LogBins, chosen, require_pixels
+from bdgd.metrics.ordered import OrderedSums, group_numbers
+from bdgd.metrics.streaming import chosen, require_pixels
 
 
 @dataclass(frozen=True)
@@ -34,31 +35,27 @@ class Reliability:
 
 
 class CalibrationError:
-    """Squared errors against predicted variances, in groups of about equally many pixels.
+    """Squared errors against predicted variances, in at most `groups` groups of about equally many pixels by growing std.
 
-    Pixels are counted in fine logarithmic bins of the std; at the end neighbouring bins are joined to at most `groups`
-    groups. Pixels of one std stay together, so fewer groups come out where many share one.
+    Pixels of one std stay together, so fewer groups come out where many share one.
     """
 
-    def __init__(self, groups: int = 20, *, least_std: float = 0.0, bins: LogBins | None = None):
-        self.groups, self.least_std, self.bins = require_count(groups, "groups"), least_std, bins or LogBins()
-        self._sums = torch.zeros(3, self.bins.count, dtype=torch.float64)  # pixels, variance, squared error
+    def __init__(self, groups: int = 20, *, least_std: float = 0.0):
+        self.groups, self.least_std = require_count(groups, "groups"), least_std
+        self._ordered = OrderedSums(2)  # variance, squared error
 
     def add(self, mean: Tensor, std: Tensor, truth: Tensor, mask: Tensor | None = None) -> None:
         centre, spread, true = chosen(mask, mean, std, truth)
-        spread = spread.clamp(min=max(self.least_std, self.bins.low))
-        index = self.bins.index(spread)
-        self._sums += torch.stack([self.bins.sums(index, weights) for weights in (None, spread**2, (true - centre) ** 2)])
+        spread = spread.clamp(min=self.least_std)
+        self._ordered.add(spread, spread**2, (true - centre) ** 2)
 
     def merge(self, other: CalibrationError) -> None:
-        self.bins.require_same(other.bins)
-        self._sums = self._sums + other._sums
+        self._ordered.merge(other._ordered)
 
     def result(self) -> Reliability:
-        counts = self._sums[0]
-        middle = (counts.cumsum(0) - counts / 2) / require_pixels(float(counts.sum()))  # of each bin, in parts of all pixels
-        group = (middle * self.groups).long().clamp(0, self.groups - 1)
-        sums = torch.zeros(3, self.groups, dtype=torch.float64).index_add_(1, group, self._sums)
-        pixels, variance, squares = sums[:, sums[0] > 0]
+        fine = self._ordered.result()  # (3, G)
+        require_pixels(float(fine[0].sum()))
+        number = group_numbers(torch.arange(fine.shape[1]), fine[0], self.groups)
+        pixels, variance, squares = torch.zeros(3, int(number.max()) + 1, dtype=torch.float64).index_add_(1, number, fine)
         predicted, actual = (variance / pixels).sqrt(), (squares / pixels).sqrt()
-        return Reliability(tuple(map(int, pixels.tolist())), tuple(predicted.tolist()), tuple(actual.tolist()))
+        return Reliability(tuple(map(round, pixels.tolist())), tuple(predicted.tolist()), tuple(actual.tolist()))

@@ -86,6 +86,11 @@ class PatchLikelihood:
             raise InputError(f"only likelihoods of equal patches can be merged, got sides {self.side} and {other.side}")
         self._mean.merge(other._mean)
 
+    @property
+    def patches(self) -> int:
+        """How many have been counted so far."""
+        return self._mean.pixels
+
     def result(self) -> Average:
         """`pixels` counts patches here."""
         return self._mean.result()

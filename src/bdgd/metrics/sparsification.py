@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from bdgd.metrics.streaming import LogBins, chosen, require_pixels
+from bdgd.metrics.ordered import OrderedSums
+from bdgd.metrics.streaming import chosen, require_pixels
 
 #: Fractions of the pixels that are removed.
 REMOVED = tuple(percent / 100 for percent in range(0, 95, 5))
@@ -29,36 +29,30 @@ class SparsificationCurve:
 
 
 class Sparsification:
-    """The streaming form of `bdgd.ause`, over all pixels of a set together.
+    """The streaming form of `bdgd.ause`, over all pixels of a set together: pixels of one std, or of one group, count as their mean."""
 
-    Squared errors are summed in fine logarithmic bins of the std, and of the error; pixels of one bin count as their mean,
-    as those of one std do in the exact form.
-    """
-
-    def __init__(self, bins: LogBins | None = None):
-        self.bins = bins or LogBins()
-        self._sums = torch.zeros(2, 2, self.bins.count, dtype=torch.float64)  # by std, by error; pixels, squared error
+    def __init__(self) -> None:
+        self._by_std, self._by_error = OrderedSums(1), OrderedSums(1)  # squared errors
 
     def add(self, mean: Tensor, std: Tensor, truth: Tensor, mask: Tensor | None = None) -> None:
         centre, spread, true = chosen(mask, mean, std, truth)
-        error = (true - centre).abs()
-        for sums, key in zip(self._sums, (spread, error), strict=True):
-            index = self.bins.index(key)
-            sums += torch.stack([self.bins.sums(index), self.bins.sums(index, error**2)])
+        squares = (true - centre) ** 2
+        self._by_std.add(spread, squares)
+        self._by_error.add(squares, squares)
 
     def merge(self, other: Sparsification) -> None:
-        self.bins.require_same(other.bins)
-        self._sums = self._sums + other._sums
+        self._by_std.merge(other._by_std)
+        self._by_error.merge(other._by_error)
 
     def result(self) -> SparsificationCurve:
-        pixels = require_pixels(float(self._sums[0, 0].sum()))
+        by_std, by_error = self._by_std.result(), self._by_error.result()
+        pixels = require_pixels(float(by_std[0].sum()))
         kept = [max(1, round(pixels * (1 - removed))) for removed in REMOVED]
-        by_std, by_error = (tuple(_rmse_of_first(counts, squares, n) for n in kept) for counts, squares in self._sums)
-        return SparsificationCurve(REMOVED, by_std, by_error)
+        return SparsificationCurve(REMOVED, *(tuple(_rmse_of_first(*sums, n) for n in kept) for sums in (by_std, by_error)))
 
 
 def _rmse_of_first(counts: Tensor, squares: Tensor, number: int) -> float:
-    """RMSE of the first `number` pixels in bins of growing key; the bin in which they end counts in part."""
+    """RMSE of the first `number` pixels in groups of growing key; the group in which they end counts in part."""
     before = counts.cumsum(0) - counts
     part = ((number - before) / counts.clamp(min=1)).clamp(0, 1)
     return float(((part * squares).sum() / number).sqrt())

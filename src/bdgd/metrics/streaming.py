@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bdgd.checks import InputError, require_positive
+from bdgd.checks import InputError, require_finite, require_positive
 from bdgd.metrics.uncertainty import pixel_mask
 
 #: What a pixel's prediction costs: score(mean, std, truth), elementwise.
@@ -47,8 +47,13 @@ class PixelMean:
         self._sums += other._sums
         self._counts += other._counts
 
+    @property
+    def pixels(self) -> int:
+        """How many have been counted so far."""
+        return sum(self._counts)
+
     def result(self) -> Average:
-        pixels = require_pixels(sum(self._counts))
+        pixels = require_pixels(self.pixels)
         per_image = tuple(total / count for total, count in zip(self._sums, self._counts, strict=True) if count)
         return Average(sum(self._sums) / pixels, per_image, pixels)
 
@@ -117,7 +122,10 @@ def chosen(mask: Tensor | None, *values: Tensor) -> list[Tensor]:
     """The pixels where the mask is true, each tensor (B, 1, H, W) as one row (N,) in float64 on the CPU."""
     require_alike(*values)
     inside = inside_of(mask, values[0])
-    return [value.detach()[inside].double().cpu() for value in values]
+    rows = [value.detach()[inside].double().cpu() for value in values]
+    for row in rows:
+        require_finite(row, "what a histogram counts")
+    return rows
 
 
 def inside_of(mask: Tensor | None, like: Tensor) -> Tensor:
