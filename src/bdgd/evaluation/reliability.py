@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _INCHES = 3.6  # of one panel
 _GRAY = "0.55"
+_DECADES = 1e3  # shown of errors and predicted std
 
 
 def reliability_diagram(scores: Mapping[str, StratumScores]) -> Figure:
@@ -39,7 +40,7 @@ def uncertainty_figure(scores: Mapping[str, StratumScores], title: str = "") -> 
     figure, axes = _panels(3, scores)
     for draw, place in zip((_draw_coverage, _draw_calibration, _draw_sparsification), axes, strict=True):
         draw(place, scores)
-    axes[0].legend(fontsize=8, frameon=False, loc="upper left")
+    axes[0].legend(fontsize=8, frameon=False, loc="lower right")
     if title:
         figure.suptitle(title, fontsize=11)
     return figure
@@ -66,23 +67,21 @@ def _panels(number: int, scores: Mapping[str, StratumScores]) -> tuple[Figure, l
 def _draw_coverage(place: Axes, scores: Mapping[str, StratumScores]) -> None:
     place.plot([0, 100], [0, 100], color=_GRAY, linewidth=0.8, linestyle=":")
     for name, stratum in scores.items():
-        levels, covered = ([100 * value for value in (0, *values, 1)] for values in zip(*_levels(stratum), strict=True))
-        place.plot(levels, covered, marker="o", markersize=3.5, linewidth=1.2, label=name)
+        points = sorted((interval.level, interval.coverage) for interval in stratum.intervals)
+        levels, covered = ([100 * value for value in values] for values in zip(*points, strict=True))
+        place.plot(levels, covered, marker="o", markersize=3.5, linewidth=1.2, label=name, clip_on=False)
     place.set(xlim=(0, 100), ylim=(0, 100), aspect="equal")
     _label(place, "reliability", "level of the interval / %", "truth inside / %")
-
-
-def _levels(stratum: StratumScores) -> list[tuple[float, float]]:
-    return sorted((interval.level, interval.coverage) for interval in stratum.intervals)
 
 
 def _draw_calibration(place: Axes, scores: Mapping[str, StratumScores]) -> None:
     for name, stratum in scores.items():
         groups = stratum.reliability
         place.loglog(groups.predicted, groups.actual, marker="o", markersize=3.5, linewidth=1.2, label=name)
-    # One range for both axes, so that the diagonal is one.
+    # One range for both axes, so that the diagonal is one; groups that are almost exact are left below it.
     shown = [value for s in scores.values() for value in (*s.reliability.predicted, *s.reliability.actual) if value > 0]
-    low, high = 0.7 * min(shown, default=1e-3), 1.4 * max(shown, default=1.0)
+    high = 1.4 * max(shown, default=1.0)
+    low = max(0.7 * min(shown, default=1e-3), high / _DECADES)
     place.plot([low, high], [low, high], color=_GRAY, linewidth=0.8, linestyle=":")
     place.set(xlim=(low, high), ylim=(low, high), aspect="equal")
     _label(place, "calibration", "predicted std", "root mean square error")

@@ -149,7 +149,7 @@ class Stratum:
             draws_crps=self._draws.result().pooled if self._draws.pixels else None,
             squared_z=self._z.result().pooled,
             error_auroc=self._detection.result(),
-            epistemic_part=epistemic / (epistemic + aleatoric),
+            epistemic_part=epistemic / ((epistemic + aleatoric) or 1.0),
             intervals=intervals,
             constant_widths=tuple(2 * self._errors.result(interval.coverage) for interval in intervals),
             patch_nll={metric.side: metric.result().pooled for metric in self._patches if metric.patches},

@@ -29,8 +29,10 @@ class Reliability:
 
     @property
     def ence(self) -> float:
-        """Expected normalised calibration error: mean over groups of |actual - predicted| / predicted."""
-        groups = zip(self.predicted, self.actual, strict=True)
+        """Expected normalised calibration error: mean over groups of |actual - predicted| / predicted; infinite for errors at std 0."""
+        if any(actual and not predicted for predicted, actual in zip(self.predicted, self.actual, strict=True)):
+            return math.inf
+        groups = [(predicted, actual) for predicted, actual in zip(self.predicted, self.actual, strict=True) if predicted]
         return math.fsum(abs(actual - predicted) / predicted for predicted, actual in groups) / len(self.pixels)
 
 

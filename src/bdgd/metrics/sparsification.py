@@ -48,11 +48,13 @@ class Sparsification:
         by_std, by_error = self._by_std.result(), self._by_error.result()
         pixels = require_pixels(float(by_std[0].sum()))
         kept = [max(1, round(pixels * (1 - removed))) for removed in REMOVED]
-        return SparsificationCurve(REMOVED, *(tuple(_rmse_of_first(*sums, n) for n in kept) for sums in (by_std, by_error)))
+        curves = [tuple(_rmse_of_first(sums, n) for n in kept) for sums in (by_std, by_error)]
+        return SparsificationCurve(REMOVED, curves[0], curves[1])
 
 
-def _rmse_of_first(counts: Tensor, squares: Tensor, number: int) -> float:
+def _rmse_of_first(sums: Tensor, number: int) -> float:
     """RMSE of the first `number` pixels in groups of growing key; the group in which they end counts in part."""
+    counts, squares = sums
     before = counts.cumsum(0) - counts
     part = ((number - before) / counts.clamp(min=1)).clamp(0, 1)
     return float(((part * squares).sum() / number).sqrt())
