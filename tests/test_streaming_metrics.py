@@ -353,6 +353,9 @@ def test_auroc_needs_pixels_inside_and_outside() -> None:
         auroc(score, torch.ones(4, 4, dtype=torch.bool))
     with pytest.raises(InputError, match="must be finite"):
         auroc(score / 0, score > 0.5)
+    for wrong in (score[0, 0], score.numpy(), score.expand(2, 2, 4, 4)):
+        with pytest.raises(InputError, match="score must"):
+            auroc(wrong, score > 0.5)  # type: ignore[arg-type]
 
 
 def test_streamed_detection_is_the_auroc_of_the_pooled_pixels() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -237,6 +238,22 @@ def test_figures_show_the_scores(tmp_path: Path) -> None:
         assert len(draw(kinds).axes) == 1
     with pytest.raises(InputError, match="nothing to draw"):
         uncertainty_figure({})
+
+
+# The page ----------------------------------------------------------------------------------------------------------------
+
+
+def test_the_examples_of_the_page_run() -> None:
+    page = (Path(__file__).resolve().parents[1] / "docs" / "uncertainty.md").read_text()
+    model = small_model()
+    scans = model_scans(model)
+    posterior = reconstruct(model, scans.sinograms, 3)
+    assert scans.images is not None
+    names: dict[str, Any] = {"model": model, "scans": scans, "posterior": posterior, "truth": scans.images, "mask": scans.images > 0}
+    first, second = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(first.replace("(model, scans)", "(model, scans, draws=3)"), names)
+    exec(second, names)
+    assert names["metric"].result().pooled == pytest.approx(names["scores"].strata["object"].nll, rel=0.2)
 
 
 # The command -------------------------------------------------------------------------------------------------------------

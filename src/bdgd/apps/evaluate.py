@@ -83,12 +83,12 @@ def evaluate(
     out.table(columns, rows, f"{setting}, seed {seed}: mean of {images - 1} ellipse images, and Shepp-Logan (SL)", right=columns[1:6])
     if honesty:
         uncertainty_table(out, honesty)
-    if figure is not None:
-        write_figure(out, figure, honesty)
     if output is not None:
         described = {"setting": str(setting), "images": images, "noise": scans.noise.to_dict() if scans.noise else None}
         write_json(output, {**described, "provenance": provenance(seed, where), "methods": results})
         out.say(f"wrote {output}")
+    if figure is not None:
+        write_figure(out, figure, honesty)
 
 
 def result_of(scores: Scores, recipe: dict[str, Any], preparing: float) -> dict[str, Any]:

@@ -17,6 +17,9 @@ def auroc(score: Tensor, mask: Tensor) -> Tensor:
     score (B, 1, H, W), mask (H, W), (1, 1, H, W) or (B, 1, H, W), with pixels inside and outside in every image.
     The rank statistic U / (n_in n_out), U = (sum of the ranks inside) - n_in (n_in + 1) / 2, with mean ranks for ties.
     """
+    if not isinstance(score, Tensor) or score.ndim != 4:
+        got = tuple(score.shape) if isinstance(score, Tensor) else type(score).__name__
+        raise InputError(f"score must be a tensor of shape (B, 1, H, W), got {got}; add axes with [None, None]")
     require_batch(score, (1, *score.shape[2:]), "score")
     require_finite(score, "score")
     inside = pixel_mask(mask, score)
