@@ -2,9 +2,10 @@
 
 from bdgd.metrics.calibration_error import CalibrationError, Reliability
 from bdgd.metrics.crps import draws_crps, gaussian_crps, student_t_crps
-from bdgd.metrics.detection import Detection, ErrorDetection, auroc
+from bdgd.metrics.detection import auroc
 from bdgd.metrics.intervals import ErrorQuantiles, Intervals, IntervalScores
 from bdgd.metrics.likelihood import PatchCovariance, PatchLikelihood, gaussian_nll, student_t_nll
+from bdgd.metrics.pooled_detection import Detection, ErrorDetection
 from bdgd.metrics.quality import psnr, ssim
 from bdgd.metrics.sparsification import Sparsification, SparsificationCurve
 from bdgd.metrics.streaming import Average, LogBins, PixelMean, PixelScore, squared_z

@@ -1,4 +1,4 @@
-"""How well a map finds pixels: the area under the ROC curve, for each image exactly and over a whole set by histograms."""
+"""How well a map of scores finds a region: one value per image."""
 
 from __future__ import annotations
 
@@ -6,113 +6,32 @@ import torch
 from torch import Tensor
 
 from bdgd.checks import InputError, require_batch, require_finite
-from bdgd.metrics.ordered import OrderedSums, group_numbers
-from bdgd.metrics.streaming import LogBins, chosen, inside_of, require_pixels
 from bdgd.metrics.uncertainty import pixel_mask
 
 
-def auroc(score: Tensor, mask: Tensor) -> Tensor:
-    """(B,) probability that a pixel of the mask has a larger score than a pixel outside; where both are equal, half.
+def auroc(score: Tensor, mask: Tensor, among: Tensor | None = None) -> Tensor:
+    """(B,) area under the ROC curve: the chance that a pixel of the mask has a higher score than one outside; ties count half.
 
-    score (B, 1, H, W), mask (H, W), (1, 1, H, W) or (B, 1, H, W), with pixels inside and outside in every image.
-    The rank statistic U / (n_in n_out), U = (sum of the ranks inside) - n_in (n_in + 1) / 2, with mean ranks for ties.
+    score (B, 1, H, W). mask, true where there is something to be found, and `among`, the pixels that count (all without it),
+    are boolean, (H, W), (1, 1, H, W) or (B, 1, H, W). 1 is a perfect detector, 1/2 chance, below 1/2 the wrong way round.
+
+    With the n inside scores at the ranks r_i among all, equal scores sharing their mean rank, and m scores outside:
+    (sum r_i - n (n + 1) / 2) / (n m), the statistic of Mann and Whitney.
     """
-    if not isinstance(score, Tensor) or score.ndim != 4:
-        got = tuple(score.shape) if isinstance(score, Tensor) else type(score).__name__
-        raise InputError(f"score must be a tensor of shape (B, 1, H, W), got {got}; add axes with [None, None]")
-    require_batch(score, (1, *score.shape[2:]), "score")
+    require_batch(score, score.shape[1:] if isinstance(score, Tensor) and score.ndim == 4 else (1, 0, 0), "score")
     require_finite(score, "score")
     inside = pixel_mask(mask, score)
-    if bool(inside.flatten(1).all(1).any()):
-        raise InputError("mask is all of at least one image; a detection needs pixels outside it too")
-    return torch.stack([_rank_statistic(s.flatten(), m.flatten()) for s, m in zip(score, inside, strict=True)])
+    counted = torch.ones_like(inside) if among is None else pixel_mask(among, score)
+    return torch.stack([_auroc(*image) for image in zip(score, inside, counted, strict=True)])
 
 
-def _rank_statistic(score: Tensor, inside: Tensor) -> Tensor:
-    _, group, counts = score.unique(return_inverse=True, return_counts=True)  # group (P,): number of the distinct score, growing
-    last = counts.cumsum(0).double()  # rank of the last of each group, from 1
-    rank = (last - (counts - 1) / 2)[group]
-    n_in, n_out = inside.sum().double(), (~inside).sum().double()
-    return (rank[inside].sum() - n_in * (n_in + 1) / 2) / (n_in * n_out)
-
-
-class Detection:
-    """AUROC of a score for the pixels of a mask, over all pixels of a set together."""
-
-    def __init__(self) -> None:
-        self._ordered = OrderedSums(1)
-
-    def add(self, score: Tensor, target: Tensor, mask: Tensor | None = None) -> None:
-        """score (B, 1, H, W), target the pixels to be found, mask the pixels that count."""
-        self._ordered.add(*chosen(mask, score, inside_of(target, score).to(score.dtype)))
-
-    def merge(self, other: Detection) -> None:
-        self._ordered.merge(other._ordered)
-
-    def result(self) -> float:
-        pixels, inside = self._ordered.result()
-        return auroc_of_histograms(inside, pixels - inside)
-
-
-class ErrorDetection:
-    """AUROC of the std for the pixels of largest absolute error, `worst` of all pixels of a set together.
-
-    Which errors are the largest is known at the end only, so a table counts the pixels of each group of std in each bin of
-    error. Pixels of the bin in which the limit lies are wanted in part, so that exactly the fraction `worst` is.
-    """
-
-    def __init__(self, worst: float = 0.05, *, room: int = 250_000, groups: int = 4000, bins: LogBins | None = None):
-        if not 0 < worst < 1:
-            raise InputError(f"worst must lie between 0 and 1, got {worst!r}; 0.05 is the worst twentieth of the pixels")
-        self.worst, self.room, self.groups, self.bins = worst, room, groups, bins or LogBins(1e-7, 1e2, 50)
-        self._pending: list[tuple[Tensor, Tensor]] = []  # std and number of the error's bin, (N,) each
-        self._keys = torch.zeros(0, dtype=torch.float64)  # (G,) mean std of the groups
-        self._table = torch.zeros(0, self.bins.count, dtype=torch.float64)  # (G, bins of error)
-
-    def add(self, mean: Tensor, std: Tensor, truth: Tensor, mask: Tensor | None = None) -> None:
-        centre, spread, true = chosen(mask, mean, std, truth)
-        self._pending.append((spread, self.bins.index((true - centre).abs())))
-        if sum(len(keys) for keys, _ in self._pending) > self.room:
-            self._settle()
-
-    def merge(self, other: ErrorDetection) -> None:
-        self.bins.require_same(other.bins)
-        other._settle()
-        self._settle()
-        self._join(other._keys, other._table)
-
-    def result(self) -> float:
-        self._settle()
-        errors = self._table.sum(0)
-        wanted = self.worst * require_pixels(float(errors.sum()))
-        larger = errors.flip(0).cumsum(0).flip(0) - errors  # pixels in bins of larger error
-        part = ((wanted - larger) / errors.clamp(min=1)).clamp(0, 1)  # of each error bin
-        return auroc_of_histograms(self._table @ part, self._table @ (1 - part))
-
-    def _settle(self) -> None:
-        """Move the pending pixels into the table."""
-        if self._pending:
-            keys, errors = (torch.cat(parts) for parts in zip(*self._pending, strict=True))
-            self._pending = []
-            number = group_numbers(keys, torch.ones_like(keys), self.groups)
-            groups = int(number.max()) + 1 if len(number) else 0
-            counts = torch.bincount(number, minlength=groups).double()
-            means = torch.zeros(groups, dtype=torch.float64).index_add_(0, number, keys) / counts
-            table = torch.bincount(number * self.bins.count + errors, minlength=groups * self.bins.count).double()
-            self._join(means, table.reshape(groups, self.bins.count))
-
-    def _join(self, keys: Tensor, table: Tensor) -> None:
-        keys, table = torch.cat([self._keys, keys]), torch.cat([self._table, table])
-        pixels = table.sum(1)
-        number = group_numbers(keys, pixels, self.groups)
-        groups = int(number.max()) + 1 if len(number) else 0
-        self._table = torch.zeros(groups, self.bins.count, dtype=torch.float64).index_add_(0, number, table)
-        self._keys = torch.zeros(groups, dtype=torch.float64).index_add_(0, number, keys * pixels) / self._table.sum(1)
-
-
-def auroc_of_histograms(inside: Tensor, outside: Tensor) -> float:
-    """AUROC from the counts (N,) of both kinds of pixel in bins of growing score."""
-    if not (float(inside.sum()) and float(outside.sum())):
-        raise InputError("a detection needs pixels inside and outside of what is to be found, but one kind is missing; add more images")
-    below = outside.cumsum(0) - outside / 2
-    return float((inside * below).sum() / (inside.sum() * outside.sum()))
+def _auroc(score: Tensor, inside: Tensor, counted: Tensor) -> Tensor:
+    """The area for the counted pixels of one image."""
+    score, inside = score[counted], inside[counted]
+    n, m = int(inside.sum()), int((~inside).sum())
+    if n == 0 or m == 0:
+        raise InputError(f"a region is found among others: {n} pixels that count lie in the mask and {m} outside; both need at least one")
+    _, group, sizes = score.unique(return_inverse=True, return_counts=True)  # sorted
+    sizes = sizes.double()
+    rank = sizes.cumsum(0) - (sizes - 1) / 2  # the mean rank, counted from 1, of each distinct score
+    return (rank[group][inside].sum() - n * (n + 1) / 2) / (n * m)
