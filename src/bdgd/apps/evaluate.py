@@ -12,7 +12,10 @@ import typer
 from bdgd.apps.console import Output
 from bdgd.apps.options import Device, Seed, choose_device, require_writable
 from bdgd.apps.provenance import provenance
-from bdgd.evaluation import METHODS, SETTINGS, Scores, find_method, score, test_scans
+from bdgd.apps.uncertainty import uncertainty_of, uncertainty_table, write_figure
+from bdgd.checks import InputError
+from bdgd.evaluation import METHODS, SETTINGS, Scores, UncertaintyScores, find_method, remembering, score, test_scans
+from bdgd.evaluation.methods import DRAWS
 from bdgd.operators import RayTransform
 from bdgd.storage import write_json
 
@@ -27,6 +30,9 @@ _KNOWN = f"{', '.join(METHODS)}, a shipped model by name, or the file of a model
 Names = Annotated[list[str] | None, typer.Argument(metavar="[METHOD]...", help=_KNOWN)]
 SettingName = Annotated[Setting, typer.Option("--setting", help="30 views over the half circle, or 120 views over 120 degrees.")]
 Images = Annotated[int, typer.Option("--images", help="Images of the fixed test set: the last is Shepp-Logan, the others are ellipses.")]
+Draws = Annotated[int, typer.Option("--draws", min=1, help="Monte-Carlo draws of a trained model.")]
+WithUncertainty = Annotated[bool, typer.Option("--uncertainty", help="Score the error bars too, which takes about twice as long.")]
+Figure = Annotated[Path | None, typer.Option("--figure", help="With --uncertainty: a picture of reliability and sparsification.")]
 Destination = Annotated[Path | None, typer.Option("--output", "-o", help="A JSON file for the values of every image.")]
 
 
@@ -35,6 +41,9 @@ def evaluate(
     methods: Names = None,
     setting: SettingName = Setting.sparse30,
     images: Images = 101,
+    draws: Draws = DRAWS,
+    uncertainty: WithUncertainty = False,
+    figure: Figure = None,
     output: Destination = None,
     seed: Seed = 0,
     device: Device = "auto",
@@ -43,29 +52,43 @@ def evaluate(
 
     What a method has to choose, it chooses on validation images. Example: bdgd evaluate fbp tv --setting limited120 -o limited.json
     """
-    wanted = {name: find_method(name) for name in methods or METHODS}
+    wanted = {name: find_method(name, draws) for name in methods or METHODS}
     where = choose_device(device)
-    if output is not None:
-        require_writable(output)
+    if figure is not None and not uncertainty:
+        raise InputError("--figure shows how honest the error bars are; add --uncertainty to have them scored")
+    if figure is not None and set(wanted) <= set(METHODS):  # better now than after the work
+        raise InputError(f"cannot draw {figure}: none of the methods has error bars; add a trained model such as sparse30-mfvi")
+    for path in filter(None, (output, figure)):
+        require_writable(path)
     A = RayTransform(SETTINGS[setting], where)
     scans = test_scans(A, images, seed)
     results: dict[str, dict[str, Any]] = {}
     rows: list[list[str]] = []
+    honesty: dict[str, dict[str, UncertaintyScores]] = {}
     for name, prepare in wanted.items():
         start = time.perf_counter()
         with out.waiting(f"{name}: preparing, on validation images where something has to be chosen"):
-            method = prepare(A, seed)
+            method = remembering(prepare(A, seed)) if uncertainty else prepare(A, seed)
         preparing = time.perf_counter() - start
         with out.progress(name, len(scans)) as step:
             scores = score(method, scans, lambda done, mean, step=step: step(done, f"{mean:.2f} dB"))  # type: ignore[misc]
         results[name] = result_of(scores, method.recipe, preparing)
         rows.append(_row(name, scores, method.recipe))
+        if uncertainty and method.posterior is None:
+            out.note(f"{name} has no error bars to score")
+        elif uncertainty:
+            honesty[name] = uncertainty_of(out, name, method, scans)
+            results[name]["uncertainty"] = {kind: found.to_dict() for kind, found in honesty[name].items()}
     columns = ("method", "PSNR / dB", "SSIM", "PSNR / dB, SL", "SSIM, SL", "seconds", "recipe")
     out.table(columns, rows, f"{setting}, seed {seed}: mean of {images - 1} ellipse images, and Shepp-Logan (SL)", right=columns[1:6])
+    if honesty:
+        uncertainty_table(out, honesty)
     if output is not None:
         described = {"setting": str(setting), "images": images, "noise": scans.noise.to_dict() if scans.noise else None}
         write_json(output, {**described, "provenance": provenance(seed, where), "methods": results})
         out.say(f"wrote {output}")
+    if figure is not None:
+        write_figure(out, figure, honesty)
 
 
 def result_of(scores: Scores, recipe: dict[str, Any], preparing: float) -> dict[str, Any]:

@@ -1,8 +1,11 @@
-"""Methods scored on the paper's test set, and figures."""
+"""Methods and their error bars scored on the paper's test set, and figures."""
 
 from bdgd.evaluation.benchmark import SETTINGS, Method, Scores, score, test_scans, validation_scans
 from bdgd.evaluation.figures import Panel, Scale, panels, save_figure
-from bdgd.evaluation.methods import METHODS, find_method
+from bdgd.evaluation.methods import METHODS, find_method, remembering
+from bdgd.evaluation.reliability import uncertainty_figure
+from bdgd.evaluation.strata import StratumScores
+from bdgd.evaluation.uncertainty import UncertaintyScores, score_uncertainty
 
 __all__ = [
     "METHODS",
@@ -11,10 +14,15 @@ __all__ = [
     "Panel",
     "Scale",
     "Scores",
+    "StratumScores",
+    "UncertaintyScores",
     "find_method",
     "panels",
+    "remembering",
     "save_figure",
     "score",
+    "score_uncertainty",
     "test_scans",
+    "uncertainty_figure",
     "validation_scans",
 ]

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from bdgd.checks import InputError, require_count
 from bdgd.data import GaussianNoise, Scans, ellipse_images, head_images, named_generator, simulate, table_images
+from bdgd.evaluation.strata import PosteriorLike
 from bdgd.metrics import psnr, ssim
 from bdgd.operators import Geometry, ParallelBeam, RayTransform
 
@@ -22,7 +23,7 @@ from bdgd.operators import Geometry, ParallelBeam, RayTransform
 SETTINGS: dict[str, Geometry] = {"sparse30": ParallelBeam.sparse(views=30), "limited120": ParallelBeam.limited(degrees=120)}
 NOISE = GaussianNoise(0.01)
 
-_BATCH = {"cpu": 5, "cuda": 50}  # images reconstructed between two reports of progress
+BATCH = {"cpu": 5, "cuda": 50}  # images reconstructed between two reports of progress
 
 
 @dataclass(frozen=True)
@@ -30,11 +31,13 @@ class Method:
     """A reconstruction ready to be scored: sinograms (B, 1, V, D) -> images (B, 1, H, W), and what was chosen for it on which data.
 
     reconstruct_head: where something else was chosen for Shepp-Logan than for ellipses.
+    posterior: sinograms -> images with error bars, where the method has any.
     """
 
     reconstruct: Callable[[Tensor], Tensor]
     recipe: dict[str, Any] = field(default_factory=dict)
     reconstruct_head: Callable[[Tensor], Tensor] | None = None
+    posterior: Callable[[Tensor], PosteriorLike] | None = None
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ def score(method: Method, scans: Scans, report: Callable[[int, float], None] | N
     seconds = 0.0
     psnrs: list[float] = []
     ssims: list[float] = []
-    head, batch = len(scans) - 1, _BATCH.get(scans.sinograms.device.type, 5)
+    head, batch = len(scans) - 1, BATCH.get(scans.sinograms.device.type, 5)
     parts = [(slice(first, min(first + batch, head)), method.reconstruct) for first in range(0, head, batch)]
     for part, reconstruct in [*parts, (slice(head, head + 1), method.reconstruct_head or method.reconstruct)]:
         truth = scans.images[part]

@@ -7,6 +7,7 @@ on validation scans.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +17,8 @@ from bdgd.checks import InputError
 from bdgd.data import named_generator
 from bdgd.evaluation.benchmark import Method
 from bdgd.evaluation.classical import prepare_fbp, prepare_tv
-from bdgd.inference import reconstruct
+from bdgd.evaluation.strata import PosteriorLike
+from bdgd.inference import Posterior, reconstruct
 from bdgd.models import load, pretrained
 from bdgd.operators import RayTransform
 
@@ -28,24 +30,43 @@ METHODS: dict[str, Callable[[RayTransform, int], Method]] = {
 }
 
 
-def find_method(name: str) -> Callable[[RayTransform, int], Method]:
+def find_method(name: str, draws: int = DRAWS) -> Callable[[RayTransform, int], Method]:
     """The method of that name; any other name is that of a shipped model, or the file of one, and must be there."""
     if name in METHODS:
         return METHODS[name]
     if name not in pretrained() and not Path(name).is_file():
         known = ", ".join([*METHODS, *pretrained()])
         raise InputError(f"METHOD must be one of {known}, or the file of a trained model, got {name!r}; check its name")
-    return partial(prepare_model, name)
+    return partial(prepare_model, name, draws=draws)
 
 
-def prepare_model(name: str, A: RayTransform, seed: int = 0) -> Method:
-    """A trained model; its image is the mean of 100 draws."""
+def prepare_model(name: str, A: RayTransform, seed: int = 0, *, draws: int = DRAWS) -> Method:
+    """A trained model; its image is the mean of the draws."""
     model = load(name, device=A.device)
     if getattr(model.A, "geometry", None) != A.geometry:
         raise InputError(f"the model {name} was trained for another geometry than the setting's; choose another --setting")
 
-    def mean(y: Tensor) -> Tensor:
-        return reconstruct(model, y, DRAWS, generator=named_generator("draws", seed)).mean
+    def posterior(y: Tensor) -> Posterior:
+        return reconstruct(model, y, draws, generator=named_generator("draws", seed))
 
     trained = {key: model.provenance.get(key) for key in ("preset", "seed", "commit", "hardware", "seconds")}
-    return Method(mean, {"draws": DRAWS if model.random else 1, "trained": trained})
+    return Method(lambda y: posterior(y).mean, {"draws": draws if model.random else 1, "trained": trained}, posterior=posterior)
+
+
+def remembering(method: Method) -> Method:
+    """The method, which makes the posterior of the same sinograms once: its images and its error bars come from the same draws.
+
+    Posteriors are moments, a few images each, so those of a test set can be kept.
+    """
+    make = method.posterior
+    if make is None:
+        return method
+    kept: dict[tuple[int, int], tuple[Tensor, PosteriorLike]] = {}  # the sinograms too, so that their address stays theirs
+
+    def posterior(y: Tensor) -> PosteriorLike:
+        key = (y.data_ptr(), len(y))
+        if key not in kept:
+            kept[key] = (y, make(y))
+        return kept[key][1]
+
+    return replace(method, reconstruct=lambda y: posterior(y).mean, posterior=posterior)

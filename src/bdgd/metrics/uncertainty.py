@@ -22,8 +22,11 @@ class HasPosterior(Protocol):
     def interval(self, level: float) -> tuple[Tensor, Tensor]: ...
 
 
-def pixel_mask(mask: Tensor, like: Tensor) -> Tensor:
-    """`mask` (H, W), (1, 1, H, W) or (B, 1, H, W) as (B, 1, H, W) for the images `like`; raise unless it is boolean and nowhere empty."""
+def pixel_mask(mask: Tensor, like: Tensor, *, allow_empty: bool = False) -> Tensor:
+    """`mask` (H, W), (1, 1, H, W) or (B, 1, H, W) as (B, 1, H, W) for the images `like`.
+
+    Raise unless it is boolean and, without `allow_empty`, has a pixel in every image.
+    """
     expected = f"mask must be a boolean tensor of shape {tuple(like.shape[2:])}, {(1, *like.shape[1:])} or {tuple(like.shape)}"
     if not isinstance(mask, Tensor):
         raise InputError(f"{expected}, got {type(mask).__name__}; convert it with torch.as_tensor")
@@ -31,7 +34,7 @@ def pixel_mask(mask: Tensor, like: Tensor) -> Tensor:
     if mask.dtype != torch.bool or mask.shape not in shapes:
         raise InputError(f"{expected}, got {mask.dtype} of shape {tuple(mask.shape)}")
     inside = mask.to(like.device).expand_as(like)
-    if not bool(inside.flatten(1).any(1).all()):
+    if not allow_empty and not bool(inside.flatten(1).any(1).all()):
         raise InputError("mask is empty for at least one image; it needs at least one pixel in each")
     return inside
 
