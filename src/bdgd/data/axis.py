@@ -1,0 +1,130 @@
+"""Where the axis of rotation is, from the scan itself.
+
+A ray that is measured from both ends must read the same: view theta at s and view theta + pi - 2 gamma at -s, with gamma = atan(s / source_to_detector)
+for a fan beam and 0 for a parallel one. Only the right `detector_offset` makes all such pairs agree.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bdgd.checks import InputError, require_number
+from bdgd.operators.geometry import FanBeam, Geometry
+
+_FEWEST = 0.25  # share of a view's rays that must have an opposite, or the estimate rests on too little
+_SMOOTHING = 1.5  # detectors: interpolation between noisy values would prefer the places between detectors
+
+
+def offset_of_axis(axis: float, geometry: Geometry) -> float:
+    """The `detector_offset` of an axis that is seen at detector number `axis`."""
+    number = require_number(axis, "axis")
+    if not 0 <= number <= geometry.detectors - 1:
+        raise InputError(f"axis must be the number of a detector from 0 to {geometry.detectors - 1}, or 'estimate', got {axis!r}")
+    return ((geometry.detectors - 1) / 2 - number) * geometry.detector_spacing
+
+
+def estimate_axis(sinograms: Tensor, geometry: Geometry) -> float:
+    """The `detector_offset` for which sinograms (B, 1, V, D) agree best with themselves, whatever the geometry says of it.
+
+    From opposite rays where the views hold some: all around for a fan beam, half around and one view more for a parallel one.
+    Else, for a parallel beam over at least a third of a turn, from the centre of mass, which moves on a sinusoid about the axis:
+    for that the object must be seen whole.
+    """
+    y = sinograms[:, 0].detach().cpu().to(torch.float64).numpy()
+    if float(np.ptp(y)) == 0.0:
+        raise InputError("the axis cannot be estimated: the sinogram has one value throughout; give detector_offset in the geometry")
+    if _has_opposites(geometry):
+        return _from_opposites(_smooth(y), geometry)
+    if isinstance(geometry, FanBeam) or geometry.arc[1] < math.pi / 3:
+        degrees = math.degrees(geometry.arc[1])
+        raise InputError(f"the axis cannot be estimated from an arc of {degrees:.0f} degrees; give detector_offset in the geometry")
+    return _from_centre_of_mass(y, geometry)
+
+
+def _has_opposites(geometry: Geometry) -> bool:
+    """Whether enough rays are measured from both ends, wherever on the detector the axis is."""
+    wanted, _ = _opposite_angles(geometry, 0.0)
+    usable = _interpolation(geometry, wanted)[2]
+    return bool(usable.any(0).mean() > _FEWEST)
+
+
+def _opposite_angles(geometry: Geometry, offset: float) -> tuple[np.ndarray, np.ndarray]:
+    """(V, D) angle at which each ray is seen from its other end, and (D,) the position on the detector, for an assumed offset."""
+    positions = (np.arange(geometry.detectors) - (geometry.detectors - 1) / 2) * geometry.detector_spacing + offset
+    bend = 2 * np.arctan(positions / geometry.source_to_detector) if isinstance(geometry, FanBeam) else np.zeros_like(positions)
+    return np.asarray(geometry.angles)[:, None] + math.pi - bend, positions
+
+
+def _interpolation(geometry: Geometry, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The measured views around each wanted angle, (2, ...) their numbers and weights, and where they are near enough to use."""
+    turn = 2 * math.pi
+    angles = np.remainder(np.asarray(geometry.angles), turn)
+    order = np.argsort(angles, kind="stable")
+    known = angles[order]
+    known, first = np.unique(np.round(known, 9), return_index=True)
+    order = order[first]
+    place = np.searchsorted(known, np.round(np.remainder(wanted, turn), 9))
+    lower, upper = (place - 1) % len(known), place % len(known)
+    gap = np.where(known[upper] == known[lower], turn, np.remainder(known[upper] - known[lower], turn))
+    share = np.remainder(wanted - known[lower], turn) / gap
+    near = gap < 2.5 * float(np.median(geometry.view_weights.numpy())) + 1e-9
+    exact = (np.abs(np.remainder(wanted - known[upper] + math.pi, turn) - math.pi)) < 1e-6
+    share = np.where(exact, 1.0, np.clip(share, 0.0, 1.0))
+    return np.stack((order[lower], order[upper])), np.stack((1 - share, share)), near | exact
+
+
+def _from_opposites(y: np.ndarray, geometry: Geometry) -> float:
+    """The offset with the smallest mean squared difference of opposite rays: a coarse search, then a parabola through ever finer ones."""
+    spacing, reach = geometry.detector_spacing, geometry.detectors // 4
+    best, step = 0.0, float(max(1, reach // 32))
+    candidates = np.arange(-reach, reach + step, step) * spacing
+    while True:
+        errors = np.array([_mismatch(y, geometry, float(offset)) for offset in candidates])
+        if not np.isfinite(errors).any():
+            raise InputError("the axis cannot be estimated: too few rays are measured from both ends; give detector_offset in the geometry")
+        best = float(candidates[int(np.nanargmin(errors))])
+        if step <= 0.02:
+            return best
+        step /= 4
+        candidates = best + np.arange(-4, 5) * step * spacing
+
+
+def _mismatch(y: np.ndarray, geometry: Geometry, offset: float) -> float:
+    """Mean squared difference of the rays that are seen from both ends, of those on the shorter side of the axis."""
+    wanted, positions = _opposite_angles(geometry, offset)
+    views, weights, usable = _interpolation(geometry, wanted)
+    place = (-positions - offset) / geometry.detector_spacing + (geometry.detectors - 1) / 2  # (D,) where -s lies
+    inside = (place >= 0) & (place <= geometry.detectors - 1)
+    usable = usable & inside
+    if usable.any(0).mean() < 0.4:  # with the axis at the detector's end any two air values would agree
+        return math.nan
+    left = np.clip(np.floor(place).astype(int), 0, geometry.detectors - 2)
+    share = place - left
+    opposite = sum(
+        weights[k] * (y[:, views[k], left[None]] * (1 - share) + y[:, views[k], left[None] + 1] * share) for k in (0, 1)
+    )  # (B, V, D)
+    return float(np.square(y - opposite)[:, usable].mean())
+
+
+def _from_centre_of_mass(y: np.ndarray, geometry: Geometry) -> float:
+    """Least squares of centre(theta) = -offset + a cos(theta) + b sin(theta), with detectors counted from the middle."""
+    positions = (np.arange(geometry.detectors) - (geometry.detectors - 1) / 2) * geometry.detector_spacing
+    y = y - np.minimum(y[..., :1], y[..., -1:])  # air that reads above zero would pull the centre to the middle
+    mass = y.sum(-1)
+    if (mass <= 0).any():
+        raise InputError("the axis cannot be estimated: a view holds no object; give detector_offset in the geometry")
+    centres = (y * positions).sum(-1) / mass  # (B, V)
+    theta = np.asarray(geometry.angles)
+    basis = np.stack((np.ones_like(theta), np.cos(theta), np.sin(theta)), -1)
+    return -float(np.linalg.lstsq(basis, centres.T, rcond=None)[0][0].mean())
+
+
+def _smooth(y: np.ndarray) -> np.ndarray:
+    from scipy.ndimage import gaussian_filter1d
+
+    smooth: np.ndarray = gaussian_filter1d(y, _SMOOTHING, axis=-1, mode="nearest")
+    return smooth
