@@ -1,7 +1,7 @@
 """Where the axis of rotation is, from the scan itself.
 
-A ray that is measured from both ends must read the same: view theta at s and view theta + pi - 2 gamma at -s, with gamma = atan(s / source_to_detector)
-for a fan beam and 0 for a parallel one. Only the right `detector_offset` makes all such pairs agree.
+A ray that is measured from both ends must read the same: view theta at s and view theta + pi - 2 gamma at -s, with
+gamma = atan(s / source_to_detector) for a fan beam and 0 for a parallel one. Only the right `detector_offset` makes all such pairs agree.
 """
 
 from __future__ import annotations
@@ -63,10 +63,7 @@ def _interpolation(geometry: Geometry, wanted: np.ndarray) -> tuple[np.ndarray, 
     """The measured views around each wanted angle, (2, ...) their numbers and weights, and where they are near enough to use."""
     turn = 2 * math.pi
     angles = np.remainder(np.asarray(geometry.angles), turn)
-    order = np.argsort(angles, kind="stable")
-    known = angles[order]
-    known, first = np.unique(np.round(known, 9), return_index=True)
-    order = order[first]
+    known, order = np.unique(np.round(angles, 9), return_index=True)
     place = np.searchsorted(known, np.round(np.remainder(wanted, turn), 9))
     lower, upper = (place - 1) % len(known), place % len(known)
     gap = np.where(known[upper] == known[lower], turn, np.remainder(known[upper] - known[lower], turn))
@@ -78,9 +75,9 @@ def _interpolation(geometry: Geometry, wanted: np.ndarray) -> tuple[np.ndarray, 
 
 
 def _from_opposites(y: np.ndarray, geometry: Geometry) -> float:
-    """The offset with the smallest mean squared difference of opposite rays: a coarse search, then a parabola through ever finer ones."""
+    """The offset with the smallest mean squared difference of opposite rays: a coarse search, then ever finer ones around its best."""
     spacing, reach = geometry.detector_spacing, geometry.detectors // 4
-    best, step = 0.0, float(max(1, reach // 32))
+    step = float(max(1, reach // 32))
     candidates = np.arange(-reach, reach + step, step) * spacing
     while True:
         errors = np.array([_mismatch(y, geometry, float(offset)) for offset in candidates])
@@ -90,11 +87,11 @@ def _from_opposites(y: np.ndarray, geometry: Geometry) -> float:
         if step <= 0.02:
             return best
         step /= 4
-        candidates = best + np.arange(-4, 5) * step * spacing
+        candidates = np.linspace(best - 4 * step * spacing, best + 4 * step * spacing, 9)
 
 
 def _mismatch(y: np.ndarray, geometry: Geometry, offset: float) -> float:
-    """Mean squared difference of the rays that are seen from both ends, of those on the shorter side of the axis."""
+    """Mean squared difference of the rays that are seen from both ends."""
     wanted, positions = _opposite_angles(geometry, offset)
     views, weights, usable = _interpolation(geometry, wanted)
     place = (-positions - offset) / geometry.detector_spacing + (geometry.detectors - 1) / 2  # (D,) where -s lies

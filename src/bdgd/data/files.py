@@ -45,9 +45,7 @@ def write_scans(path: str | Path, scans: Scans) -> None:
                 file.create_dataset(name, data=values, chunks=(1, *values.shape[1:]), fletcher32=True)
 
 
-def read_scans(
-    path: str | Path, slices: Slices = None, dtype: torch.dtype = torch.float32, *, axis: float | str | None = None
-) -> Scans:
+def read_scans(path: str | Path, slices: Slices = None, dtype: torch.dtype = torch.float32, *, axis: float | str | None = None) -> Scans:
     """The scans in a file, or only some of its slices: `read_scans(path, 3)`, `read_scans(path, slice(0, 10))`.
 
     By its suffix the file is HDF5, `.npz`, `.mat` of the Helsinki Tomography Challenge 2022, or a TIFF stack with its geometry
@@ -80,8 +78,8 @@ def _attributes(scans: Scans) -> dict[str, Any]:
         raise InputError("a scan file holds its geometry, but these scans have none; pass Scans(sinograms, geometry)")
     if scans.rotation:
         raise InputError("these scans are turned against their object (`rotation`), which a scan file does not say; write them unmatched")
-    known = {"unit": scans.unit, "slice_spacing": scans.slice_spacing}
-    attributes = {"format_version": VERSION, **scans.geometry.to_dict(), **{name: value for name, value in known.items() if value is not None}}
+    attributes = {"format_version": VERSION, **scans.geometry.to_dict()}
+    attributes |= {name: value for name in ("unit", "slice_spacing") if (value := getattr(scans, name)) is not None}
     if scans.noise is not None:
         attributes["noise"] = json.dumps(noise_from_dict(scans.noise.to_dict()).to_dict())  # fails now if it could not be read back
     return attributes

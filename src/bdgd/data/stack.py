@@ -112,7 +112,8 @@ class Stack:
             offset = offset_of_axis(axis, self.geometry)
         seen = (self.geometry.detectors - 1) / 2 - offset / self.geometry.detector_spacing
         how = "estimated" if isinstance(axis, str) else "given"
-        note = f"the axis is {how} to be at detector {seen:.2f}: detector_offset is {offset:.6g} instead of {self.geometry.detector_offset:.6g}"
+        instead = f"detector_offset is {offset:.6g} instead of {self.geometry.detector_offset:.6g}"
+        note = f"the axis is {how} to be at detector {seen:.2f}: {instead}"
         self._header = replace(self._header, geometry=replace(self.geometry, detector_offset=offset))
         self._notes = (*self._notes, note)
 
@@ -167,5 +168,3 @@ def _chosen(slices: Slices, count: int) -> range | list[int]:
     if len(chosen) == 0:
         raise InputError(f"slices {slices!r} choose none of the {count} slices in the file; choose at least one")
     return chosen
-
-

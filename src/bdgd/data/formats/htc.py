@@ -17,11 +17,10 @@ from bdgd.data.formats.attributes import MOST_VIEWS
 _SIDE = 512 / 560  # pixels along a side of the image per detector
 
 
-def attributes(
-    source_to_axis: float, source_to_detector: float, spacing: float, detectors: int, degrees: np.ndarray | list[float], unit: str
-) -> dict[str, Any]:
-    """The attributes of a scan file with the challenge's image grid."""
-    pixel = spacing * source_to_axis / require_positive(source_to_detector, "the distance from source to detector")
+def attributes(lengths: tuple[float, float, float], detectors: int, degrees: Any, unit: str) -> dict[str, Any]:
+    """The attributes of a scan file with the challenge's image grid; lengths: source to axis, source to detector, detector spacing."""
+    source_to_axis, source_to_detector, spacing = lengths
+    pixel = spacing * source_to_axis / source_to_detector
     return {
         "beam": "fan",
         "image_size": max(1, round(_SIDE * detectors)),
@@ -41,8 +40,8 @@ def compact_attributes(geo: dict[str, Any]) -> dict[str, Any]:
         raise InputError(f"geo needs {missing[0]!r}; add it, or give the geometry as Geometry.to_json() under the key geometry")
     if geo["type"] != "fan-flat":
         raise InputError(f"geo must have the type 'fan-flat', got {str(geo['type'])[:80]!r}")
-    numbers = [require_positive(geo[name], f"geo's {name}") for name in ("sod", "sdd", "det_pix")]
-    return attributes(*numbers, require_count(geo["n_det"], "geo's n_det"), _degrees(geo["angles_deg"]), geo["unit"])
+    sod, sdd, spacing = (require_positive(geo[name], f"geo's {name}") for name in ("sod", "sdd", "det_pix"))
+    return attributes((sod, sdd, spacing), require_count(geo["n_det"], "geo's n_det"), _degrees(geo["angles_deg"]), geo["unit"])
 
 
 def _degrees(value: Any) -> np.ndarray | list[float]:

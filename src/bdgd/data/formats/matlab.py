@@ -49,12 +49,12 @@ def _attributes(parameters: dict[str, Any], sinogram: np.ndarray) -> dict[str, A
     needed = ("distanceSourceOrigin", "distanceSourceDetector", "pixelSizePost", "numDetectorsPost", "angles", "distanceUnit")
     if missing := [name for name in needed if name not in parameters]:
         raise InputError(f"parameters needs {missing[0]!r}, as in the challenge's files")
-    numbers = [require_positive(parameters[name], name) for name in needed[:3]]
+    sod, sdd, spacing = (require_positive(parameters[name], name) for name in needed[:3])
     detectors = require_count(parameters["numDetectorsPost"], "numDetectorsPost")
     angles = np.atleast_1d(parameters["angles"])
     if angles.shape != sinogram.shape[:1]:
         raise InputError(f"parameters has {angles.size} angles for a sinogram of {sinogram.shape[0]} views; correct one of them")
-    return htc.attributes(*numbers, detectors, angles, parameters["distanceUnit"])
+    return htc.attributes((sod, sdd, spacing), detectors, angles, parameters["distanceUnit"])
 
 
 def _only_the_scan(data: bytes) -> tuple[str, bytes, tuple[str, ...]]:
@@ -80,15 +80,17 @@ def _only_the_scan(data: bytes) -> tuple[str, bytes, tuple[str, ...]]:
 
 
 def _unpacked(packed: memoryview) -> bytes:
-    """One packed element, within `EXPANSION` times its size."""
+    """One packed element, within `EXPANSION` times its size, which is counted before it is kept."""
     most = min(EXPANSION * len(packed) + SMALL, _LARGEST)
-    stream = zlib.decompressobj()
-    data = stream.decompress(packed, most)
-    if stream.unconsumed_tail or not stream.eof and len(data) == most:
-        raise InputError(f"a variable unpacks to more than {size_in_words(most)} from {size_in_words(len(packed))}; save it with '-v6'")
+    stream, rest, size = zlib.decompressobj(), bytes(packed), 0
+    while rest and not stream.eof:
+        size += len(stream.decompress(rest, SMALL))
+        rest = stream.unconsumed_tail
+        if size > most:
+            raise InputError(f"a variable unpacks to more than {size_in_words(most)} from {size_in_words(len(packed))}; save it with '-v6'")
     if not stream.eof:
         raise ValueError("a packed variable ends too early")
-    return data
+    return zlib.decompress(packed, bufsize=max(size, 1))
 
 
 def _whole(kind: int, content: memoryview, order: str) -> bytes:

@@ -18,7 +18,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import EllipsisType
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -70,7 +70,7 @@ class _Member:
         if any(n < 0 for n in self.shape):
             raise InputError(f"{name} declares the shape {self.shape}; write it again")
         self._start = head.tell()
-        self._file: zipfile.ZipExtFile | None = None
+        self._file: IO[bytes] | None = None
         self._whole: np.ndarray | None = None
 
     def as_stack(self) -> None:

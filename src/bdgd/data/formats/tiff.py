@@ -2,7 +2,8 @@
 
 The TOML holds the attributes of a scan file (`Geometry.to_toml()` writes them), and may say
 
-    pages = "slices"     a page is one sinogram (V, D): the default; "views": a page is one view of all slices (B, D), as scanners write them
+    pages = "slices"     a page is one sinogram (V, D): the default
+    pages = "views"      a page is one view of all slices (B, D), as scanners write them
     flat = "flat.tif"    then the stack holds raw counts; pages of frames (F, D), one for all slices or one each; (B, D) each for "views"
     dark = "dark.tif"    the same without beam
     image = "truth.tif"  pages (H, W), one per slice: the truth
