@@ -67,10 +67,13 @@ def match(scans: Scans, geometry: Geometry, *, tolerance: float = 0.1) -> tuple[
         raise _refusal(report)
     factor = _length_factor(scans.geometry, geometry)
     ours = _in_model_lengths(scans, factor, geometry, report)
-    _check_image(ours, geometry, factor, report)
+    _check_image(ours, geometry, report)
     views = _pick_views(ours, geometry, tolerance, report)
     sinograms = _fit_detectors(scans.sinograms, ours, geometry, views, report)
     if report.problems or views is None or sinograms is None:
+        if isinstance(ours, FanBeam) and factor not in _UNITS:  # alone it is no more than another scale
+            scan, model = ours.source_to_axis / factor, ours.source_to_axis
+            report.problems.append(f"the source is {scan:.6g} from the axis in the scan and {model:.6g} in the model")
         raise _refusal(report)
     return _result(scans, sinograms, ours, geometry, factor, views, report), report.notes
 
@@ -137,16 +140,13 @@ def _same_image(ours: Geometry, theirs: Geometry) -> bool:
     return ours.image_size == theirs.image_size and math.isclose(ours.pixel_size, theirs.pixel_size, rel_tol=_SAME)
 
 
-def _check_image(ours: Geometry, theirs: Geometry, factor: float, report: _Report) -> None:
+def _check_image(ours: Geometry, theirs: Geometry, report: _Report) -> None:
     """The image is the model's; it must show what the scan's would."""
     if _same_image(ours, theirs):
         return
     grids = [f"{g.image_size[0]} x {g.image_size[1]} pixels of {g.pixel_size:.6g}" for g in (ours, theirs)]
     shares = [(n * theirs.pixel_size) / (m * ours.pixel_size) for m, n in zip(ours.image_size, theirs.image_size, strict=True)]
     if min(shares) < _SEEN or max(shares) > _LARGER:
-        if isinstance(ours, FanBeam) and factor not in _UNITS:
-            scan, model = ours.source_to_axis / factor, ours.source_to_axis  # by the factor, the model's is the same
-            report.problems.append(f"the source is {scan:.6g} from the axis in the scan and {model:.6g} in the model")
         report.problems.append(
             f"the image is {grids[0]} ({_extent(ours):.4g} wide) in the scan and {grids[1]} ({_extent(theirs):.4g} wide) in the model"
         )

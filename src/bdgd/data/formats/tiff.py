@@ -38,7 +38,7 @@ def open_tiff(path: Path) -> Iterator[Contents]:
     attributes = _read_toml(path.with_suffix(".toml"))
     pages = require_choice(attributes.pop("pages", "slices"), ("slices", "views"), "pages")
     beside = {name: _beside(path, name, attributes.pop(name)) for name in _BESIDE if name in attributes}
-    with contextlib.ExitStack() as files, _quiet_library():
+    with contextlib.ExitStack() as files:
         arrays = {"counts" if "flat" in beside else "sinogram": files.enter_context(_pages(path, pages == "views"))}
         for name, file in beside.items():
             arrays[name] = files.enter_context(_pages(file, pages == "views" and name != "image"))
@@ -50,15 +50,18 @@ class _Pages:
 
     def __init__(self, path: Path, file: tifffile.TiffFile, across: bool):
         self._path, self._across = path, across
-        self._pages: list[Any] = list(file.pages)
-        if not self._pages:
-            raise InputError(f"{path.name} has no page; write the stack again")
+        with _library_remarks() as remarks:
+            self._pages: list[Any] = list(file.pages)
+        if remarks or not self._pages:
+            raise InputError(f"{path.name} ends after {len(self._pages)} whole pages; check that it was copied completely")
         first = self._pages[0]
+        if len(first.shape) != 2 or first.dtype is None:
+            raise InputError(f"{path.name} has pages of {first.dtype} {first.shape}; a page must be a grey picture, one number per pixel")
         for number, page in enumerate(self._pages):
-            if len(page.shape) != 2 or (page.shape, page.dtype) != (first.shape, first.dtype) or page.dtype is None:
+            if (page.shape, page.dtype) != (first.shape, first.dtype):
                 raise InputError(
                     f"page {number} of {path.name} is {page.dtype} {page.shape} and page 0 is {first.dtype} {first.shape};"
-                    " every page must be a grey picture of one size"
+                    " all pages must have one size and type"
                 )
         rows, detectors = first.shape
         self.shape: tuple[int, ...] = (rows, len(self._pages), detectors) if across else (len(self._pages), rows, detectors)
@@ -105,7 +108,9 @@ def _pages(path: Path, across: bool) -> Iterator[_Pages]:
 
     if not path.is_file():
         raise InputError(f"there is no file {path.name} beside the geometry; check its name")
-    with tifffile.TiffFile(path) as file:
+    with contextlib.ExitStack() as files:
+        with _library_remarks():
+            file = files.enter_context(tifffile.TiffFile(path))
         yield _Pages(path, file, across)
 
 
@@ -128,16 +133,24 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _quiet_library() -> Iterator[None]:
-    """Without tifffile's own remarks on damaged tags: what matters is raised, and a library prints nothing."""
-    logger, nothing = logging.getLogger("tifffile"), _Nothing()
-    logger.addFilter(nothing)
+def _library_remarks() -> Iterator[list[str]]:
+    """What tifffile would log about pages that it left out, as a list: a shorter stack must not look like a whole one."""
+    logger, remarks = logging.getLogger("tifffile"), _Remarks()
+    logger.addFilter(remarks)
     try:
-        yield
+        yield remarks.texts
     finally:
-        logger.removeFilter(nothing)
+        logger.removeFilter(remarks)
 
 
-class _Nothing(logging.Filter):
+class _Remarks(logging.Filter):
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
     def filter(self, record: logging.LogRecord) -> bool:
+        """Keep what is said of pages; say nothing, since a library prints nothing."""
+        text = record.getMessage()
+        if record.levelno >= logging.WARNING and ("page" in text or "IFD" in text):
+            self.texts.append(text)
         return False
