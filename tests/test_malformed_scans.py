@@ -226,7 +226,7 @@ MAT = [
     Case("cut.mat", truncated(mat(), 0.7), "not a readable MATLAB"),
     Case("cut_unpacked.mat", truncated(mat(compress=False), 0.7), "not a readable MATLAB"),
     Case("other.mat", lambda path: scipy.io.savemat(path, {"reconFullFbpSeg": np.eye(4)}), "holds reconFullFbpSeg"),
-    Case("numbers.mat", lambda path: scipy.io.savemat(path, {"CtDataFull": np.eye(4)}), "struct with sinogram and parameters"),
+    Case("numbers.mat", lambda path: scipy.io.savemat(path, {"CtDataFull": np.eye(4)}), "a struct with sinogram"),
     Case("cell.mat", mat(parameters={"angles": np.array([1, "a", "b"], dtype=object)}), "a cell array"),
     Case("structs.mat", mat(parameters=None, type=np.zeros((2, 2), dtype=[("a", "O")])), "a struct array"),
     Case("deep.mat", mat(type={"a": {"b": {"c": {"d": {"e": 1.0}}}}}), "nested too deep"),
@@ -235,11 +235,8 @@ MAT = [
     Case("opaque.mat", mat_class(17), "an object"),
     Case("complex.mat", mat(sinogram=Y[0].astype(complex) * 1j), "complex numbers"),
     Case("claims.mat", mat_claims(SIDES, struct.pack("<IIii", 5, 8, 10**9, 3)), "declares 3000000000 values"),
-    Case(
-        "letters.mat", mat_claims(struct.pack("<IIii", 5, 8, 1, 2), struct.pack("<IIii", 5, 8, 1, 2 * 10**9)), "declares 2000000000 values"
-    ),
     Case("bomb.mat", mat_bomb, "a variable unpacks to more than"),
-    Case("text.mat", mat(sinogram="high"), "struct with sinogram and parameters|real numbers"),
+    Case("text.mat", mat(sinogram="high"), "a struct with sinogram"),
     Case("words.mat", mat(parameters={"pixelSizePost": "wide"}), "pixelSizePost must be a number"),
     Case("views.mat", mat(parameters={"angles": np.arange(4.0)}), "4 angles for a sinogram of 3 views"),
     Case("nan.mat", mat(parameters={"angles": np.array([0.0, np.nan, 1.0])}), "angles must be finite"),

@@ -12,6 +12,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+import scipy.io
 import tifffile
 import torch
 
@@ -28,6 +29,7 @@ from bdgd.data import (
     write_scans,
 )
 from bdgd.data.formats.contents import LARGEST_READ
+from bdgd.data.formats.matlab import _read_scan
 from bdgd.data.units import millimetres, shorter_unit
 from bdgd.operators import FanBeam, Geometry, ParallelBeam, RayTransform
 
@@ -324,3 +326,14 @@ def test_the_axis_of_measured_scans_is_found(shared_data: Path) -> None:
     disc = read_scans(shared_data / "htc2022" / "ta.npz")
     assert disc.geometry is not None
     assert estimate_axis(disc.sinograms, disc.geometry) == pytest.approx(0, abs=0.1 * disc.geometry.detector_spacing)
+
+
+def test_the_mat_reader_agrees_with_scipy(shared_data: Path) -> None:
+    path = shared_data / "htc2022_mat" / "htc2022_ta_full.mat"
+    theirs = scipy.io.loadmat(path, simplify_cells=True)["CtDataFull"]
+    name, ours, names = _read_scan(path.read_bytes())
+    assert name == "CtDataFull" and names == ("CtDataFull",) and set(ours) == set(theirs)
+    assert np.array_equal(ours["sinogram"], theirs["sinogram"]) and set(ours["parameters"]) == set(theirs["parameters"])
+    for key, value in theirs["parameters"].items():
+        mine = ours["parameters"][key]
+        assert mine == value if isinstance(value, str) else np.array_equal(np.squeeze(mine), value), key

@@ -70,7 +70,7 @@ class Stack:
 
     def read(self, slices: Slices = None) -> Scans:
         """Some of the slices, or all, as one Scans."""
-        with named_errors(self._path, self._kind):
+        with named_errors(self._path, self._kind), np.errstate(invalid="ignore"):  # what is not finite is named, not warned about
             chosen = _chosen(slices, len(self))
             images = None if self._image is None else self._tensor(self._image, chosen)
             sinograms, repairs = self._sinograms(chosen)

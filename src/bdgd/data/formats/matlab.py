@@ -1,13 +1,13 @@
 """`.mat` files of the Helsinki Tomography Challenge 2022, as downloaded: a struct CtDataFull or CtDataLimited with sinogram and parameters.
 
-A `.mat` may hold anything, objects and packed elements of any size included. So the file is walked first: what is packed is unpacked
-within limits, and only one struct of numbers and text, without cells, objects or functions, is handed to SciPy.
+A `.mat` may hold anything: objects, functions, packed elements of any size. This reader knows one struct of numbers and text, and
+nothing else. It is not SciPy's, which makes room for whatever a file declares and dies with the process on some damaged ones.
+The format: "MAT-File Level 5", a header of 128 bytes, then elements of (type, size, content); a matrix is an element of elements.
 """
 
 from __future__ import annotations
 
 import contextlib
-import io
 import math
 import struct
 import zlib
@@ -23,25 +23,25 @@ from bdgd.data.formats.contents import EXPANSION, SMALL, Contents, InMemory, siz
 
 _SCANS = ("CtDataFull", "CtDataLimited")
 _LARGEST = 2**30  # bytes, packed or unpacked: a thousand views of a wide detector are 32 MB
-_MATRIX, _COMPRESSED = 14, 15
-_STRUCT, _COMPLEX = 2, 0x0800
-_PLAIN = {4, *range(6, 16)}  # text and numbers
+_MATRIX, _COMPRESSED = 14, 15  # types of elements
+_STRUCT, _CHAR = 2, 4  # classes of matrices
+_NUMBERS = {6: "f8", 7: "f4", 8: "i1", 9: "u1", 10: "i2", 11: "u2", 12: "i4", 13: "u4", 14: "i8", 15: "u8"}  # class to what it is
+_STORED = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}  # type to how it is stored
+_TEXT = {1: "latin1", 2: "latin1", 4: "utf-16", 16: "utf-8", 17: "utf-16", 18: "utf-32"}
+_COMPLEX = 0x0800
 _REFUSED = {1: "a cell array", 3: "an object", 5: "a sparse matrix", 16: "a function handle", 17: "an object"}
 _DEEPEST = 4
 
 
 @contextlib.contextmanager
 def open_matlab(path: Path) -> Iterator[Contents]:
-    import scipy.io
-
     if path.stat().st_size > _LARGEST:
         raise InputError(f"it has {size_in_words(path.stat().st_size)}, more than the {size_in_words(_LARGEST)} that a .mat scan may have")
-    name, plain, names = _only_the_scan(path.read_bytes())
-    data = scipy.io.loadmat(io.BytesIO(plain), simplify_cells=True)[name]
+    name, data, names = _read_scan(path.read_bytes())
     parameters = data.get("parameters") if isinstance(data, dict) else None
-    if not isinstance(parameters, dict) or not isinstance(data.get("sinogram"), np.ndarray):
-        raise InputError(f"{name} must be a struct with sinogram and parameters, as in the challenge's files")
-    sinogram = np.atleast_2d(data["sinogram"])
+    sinogram = data.get("sinogram") if isinstance(data, dict) else None
+    if not isinstance(parameters, dict) or not isinstance(sinogram, np.ndarray) or sinogram.ndim != 2:
+        raise InputError(f"{name} must be a struct with sinogram (views, detectors) and parameters, as in the challenge's files")
     yield Contents(_attributes(parameters, sinogram), {"sinogram": InMemory(sinogram[None])}, names, "variable")
 
 
@@ -49,34 +49,38 @@ def _attributes(parameters: dict[str, Any], sinogram: np.ndarray) -> dict[str, A
     needed = ("distanceSourceOrigin", "distanceSourceDetector", "pixelSizePost", "numDetectorsPost", "angles", "distanceUnit")
     if missing := [name for name in needed if name not in parameters]:
         raise InputError(f"parameters needs {missing[0]!r}, as in the challenge's files")
-    sod, sdd, spacing = (require_positive(parameters[name], name) for name in needed[:3])
-    detectors = require_count(parameters["numDetectorsPost"], "numDetectorsPost")
-    angles = np.atleast_1d(parameters["angles"])
+    sod, sdd, spacing = (require_positive(_single(parameters[name]), name) for name in needed[:3])
+    detectors = require_count(_single(parameters["numDetectorsPost"]), "numDetectorsPost")
+    angles = np.ravel(parameters["angles"])
     if angles.shape != sinogram.shape[:1]:
         raise InputError(f"parameters has {angles.size} angles for a sinogram of {sinogram.shape[0]} views; correct one of them")
     return htc.attributes((sod, sdd, spacing), detectors, angles, parameters["distanceUnit"])
 
 
-def _only_the_scan(data: bytes) -> tuple[str, bytes, tuple[str, ...]]:
-    """The name of the scan's struct, a `.mat` file with nothing else in it, and the names of all variables."""
+def _single(value: Any) -> Any:
+    """MATLAB's 1 x 1 matrix as a number, whole where it is whole: MATLAB keeps counts as doubles."""
+    number = value.item() if isinstance(value, np.ndarray) and value.size == 1 else value
+    return int(number) if isinstance(number, float) and number.is_integer() else number
+
+
+def _read_scan(data: bytes) -> tuple[str, Any, tuple[str, ...]]:
+    """The name and the value of the scan's struct, and the names of all variables."""
     order = {b"IM": "<", b"MI": ">"}.get(data[126:128])
     if data[:10] == b"MATLAB 7.3":
         raise InputError("it is a version 7.3 file; save it in MATLAB with the option '-v7'")
     if data[:6] != b"MATLAB" or order is None:
         raise InputError("it is no .mat file of version 5; save it in MATLAB with the option '-v7'")
     variables = {}
-    for kind, packed in _elements(memoryview(data)[128:], order, padded=False):
-        element = memoryview(_unpacked(packed) if kind == _COMPRESSED else _whole(kind, packed, order))
-        ((kind, content),) = _elements(element, order)
+    for kind, content in _elements(memoryview(data)[128:], order):
+        if kind == _COMPRESSED:
+            ((kind, content),) = _elements(memoryview(_unpacked(content)), order)
         if kind == _MATRIX:
-            variables[_variable_name(content, order)] = (element, content)
+            variables[_variable_name(content, order)] = content
     found = [name for name in _SCANS if name in variables]
     if len(found) != 1:
         holds = ", ".join(sorted(variables))[:200] or "nothing"
         raise InputError(f"a scan of the challenge holds CtDataFull or CtDataLimited, this file holds {holds}; give the scan's own file")
-    element, content = variables[found[0]]
-    _require_plain(content, order, found[0])
-    return found[0], data[:128] + bytes(element), tuple(variables)
+    return found[0], _value(variables[found[0]], order, found[0]), tuple(variables)
 
 
 def _unpacked(packed: memoryview) -> bytes:
@@ -93,12 +97,7 @@ def _unpacked(packed: memoryview) -> bytes:
     return zlib.decompress(packed, bufsize=max(size, 1))
 
 
-def _whole(kind: int, content: memoryview, order: str) -> bytes:
-    """An element with its tag, as it stood in the file."""
-    return struct.pack(order + "II", kind, len(content)) + bytes(content) + bytes(-len(content) % 8)
-
-
-def _elements(data: memoryview, order: str, *, padded: bool = True) -> Iterator[tuple[int, memoryview]]:
+def _elements(data: memoryview, order: str) -> Iterator[tuple[int, memoryview]]:
     """(type, content) of one element after the other; small ones have both in eight bytes."""
     at = 0
     while at < len(data):
@@ -109,7 +108,7 @@ def _elements(data: memoryview, order: str, *, padded: bool = True) -> Iterator[
         if start + size > len(data) or (start == at + 4 and size > 4):
             raise ValueError("an element ends after the end of the file")
         yield kind, data[start : start + size]
-        at = at + 8 if start == at + 4 else start + size + (-size % 8 if padded or kind != _COMPRESSED else 0)
+        at = at + 8 if start == at + 4 else start + size + (0 if kind == _COMPRESSED else -size % 8)
 
 
 def _variable_name(matrix: memoryview, order: str) -> str:
@@ -117,10 +116,10 @@ def _variable_name(matrix: memoryview, order: str) -> str:
     return bytes(parts[2][1]).decode("latin1") if len(parts) > 2 else ""
 
 
-def _require_plain(matrix: memoryview, order: str, name: str, depth: int = 0) -> None:
-    """Raise unless a matrix is text, real numbers, or one struct of such: before SciPy makes room for what it declares."""
+def _value(matrix: memoryview, order: str, name: str, depth: int = 0) -> Any:
+    """A matrix as text, as an array of real numbers, or, of a struct, as a dict of such; anything else is refused."""
     if len(matrix) == 0:
-        return
+        return np.zeros(0)
     parts = list(_elements(matrix, order))
     flags = struct.unpack_from(order + "I", parts[0][1])[0]
     sides = struct.unpack(f"{order}{len(parts[1][1]) // 4}i", parts[1][1])
@@ -128,10 +127,27 @@ def _require_plain(matrix: memoryview, order: str, name: str, depth: int = 0) ->
     if flags & _COMPLEX:
         raise InputError(f"{name} holds complex numbers; save its real part")
     if kind == _STRUCT and math.prod(sides) == 1 and depth < _DEEPEST:
-        for _, field in parts[5:]:
-            _require_plain(field, order, f"a field of {name}" if depth == 0 else name, depth + 1)
-    elif kind not in _PLAIN:
+        return _fields(parts[3:], order, name, depth)
+    if kind != _CHAR and kind not in _NUMBERS:
         what = _REFUSED.get(kind, "a struct array or a struct nested too deep" if kind == _STRUCT else "an unknown class")
         raise InputError(f"{name} holds {what}, which no scan of the challenge has; save it as one struct of numbers and text")
-    elif min(sides) < 0 or math.prod(sides) > sum(len(values) for _, values in parts[3:4]):  # a value takes a byte or more
+    stored, values = parts[3] if len(parts) > 3 else (2, memoryview(b""))
+    if kind == _CHAR:
+        return bytes(values).decode(_TEXT[stored] if stored < 3 or stored == 16 else _TEXT[stored] + ("-le" if order == "<" else "-be"))
+    numbers = np.frombuffer(values, order + _STORED[stored])
+    if min(sides) < 0 or math.prod(sides) != numbers.size:
         raise InputError(f"{name} declares {math.prod(sides)} values of which the file does not hold all; save it again")
+    return numbers.astype(_NUMBERS[kind]).reshape(sides, order="F")
+
+
+def _fields(parts: list[tuple[int, memoryview]], order: str, name: str, depth: int) -> dict[str, Any]:
+    """The fields of a struct by name: the length of a name, all names, then a matrix for each."""
+    length = struct.unpack_from(order + "i", parts[0][1])[0]
+    names = bytes(parts[1][1])
+    if not 0 < length <= 64 or len(names) != length * len(parts[2:]):
+        raise ValueError("a struct has other fields than names")
+    fields = {}
+    for number, (_, content) in enumerate(parts[2:]):
+        field = names[number * length : (number + 1) * length].split(b"\0")[0].decode("latin1")
+        fields[field] = _value(content, order, f"{name}.{field}", depth + 1)
+    return fields
