@@ -369,3 +369,31 @@ def test_a_fault_in_the_loop_over_a_stack_is_the_callers_own(tmp_path: Path) -> 
     npz()(tmp_path / "a.npz")
     with pytest.raises(ZeroDivisionError), open_stack(tmp_path / "a.npz"):
         raise ZeroDivisionError
+
+
+def test_random_damage_is_named_or_harmless(tmp_path: Path) -> None:
+    """A few bytes changed, or the end cut off: never another error, and a process that lives on."""
+    rng = np.random.default_rng(0)
+    writers = {
+        "a.h5": hdf5(lambda file: None),
+        "a.npz": npz(),
+        "a.mat": mat(),
+        "b.mat": mat(compress=False),
+        "a.tif": tiff(compression="zlib"),
+    }
+    for name, write in writers.items():
+        path = tmp_path / name
+        write(path)
+        whole, refused = path.read_bytes(), 0
+        for _ in range(60):
+            data = bytearray(whole)
+            for _ in range(3):
+                at = int(rng.integers(rng.choice([200, len(data)])))
+                data[at : at + 4] = bytes(rng.choice([b"\xff\xff\xff\x7f", b"\0\0\0\0", rng.bytes(4)]))
+            path.write_bytes(bytes(data) if rng.random() < 0.8 else whole[: int(rng.integers(len(whole)))])
+            try:
+                read_scans(path)
+            except InputError as error:
+                assert "\n" not in str(error)
+                refused += 1
+        assert refused > 20, name

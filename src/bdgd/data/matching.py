@@ -17,6 +17,7 @@ from bdgd.checks import InputError
 from bdgd.data.resampling import Detectors, resampled
 from bdgd.data.scans import Scans
 from bdgd.data.units import shorter_unit
+from bdgd.data.views import Views, allowed_deviation, deviations, nearest_views, possible_rotations
 from bdgd.operators.geometry import FanBeam, Geometry
 
 REMEDY = "train a model for this scan with: bdgd train own-scan --geometry SCAN -o RUN"
@@ -25,7 +26,6 @@ _SAME = 1e-3  # relative: lengths that agree so well are the same length, writte
 _SEEN = 0.98  # share of the scan's image that the model's must cover
 _LARGER = 2.0  # a model's image may show so much more than the scan's
 _UNITS = (1.0, 10.0, 0.1, 1000.0, 0.001, 100.0, 0.01, 25.4, 1 / 25.4)  # between units of length that people use
-_EDGE = 0.5  # pixels at the edge of the image that a wrong angle may move
 
 G = TypeVar("G", bound=Geometry)
 
@@ -36,16 +36,6 @@ class _Report:
 
     notes: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class _Views:
-    """Which of the scan's views serve the model's V views; a flipped one is a parallel view from the other side."""
-
-    numbers: np.ndarray  # (V,)
-    flipped: np.ndarray  # (V,)
-    rotation: float  # radians by which the scan's angles exceed the model's
-    deviation: float  # radians, the largest
 
 
 def match(scans: Scans, geometry: Geometry, *, tolerance: float = 0.1) -> tuple[Scans, list[str]]:
@@ -157,12 +147,12 @@ def _check_image(ours: Geometry, theirs: Geometry, report: _Report) -> None:
 # --- views ---------------------------------------------------------------------------------------------------------------
 
 
-def _pick_views(ours: Geometry, theirs: Geometry, tolerance: float, report: _Report) -> _Views | None:
+def _pick_views(ours: Geometry, theirs: Geometry, tolerance: float, report: _Report) -> Views | None:
     """The scan's views at the model's angles, or else at the model's angles plus one rotation."""
-    allowed = _allowed_deviation(theirs, tolerance)
-    found = _nearest(ours, theirs, np.zeros(1))
+    allowed = allowed_deviation(theirs, tolerance)
+    found = nearest_views(ours, theirs, np.zeros(1))
     if found.deviation > allowed:
-        found = _nearest(ours, theirs, _rotations(ours, theirs, allowed))
+        found = nearest_views(ours, theirs, possible_rotations(ours, theirs, allowed))
     if found.deviation > allowed:
         report.problems.append(_view_problem(ours, theirs, allowed))
         return None
@@ -170,60 +160,7 @@ def _pick_views(ours: Geometry, theirs: Geometry, tolerance: float, report: _Rep
     return found
 
 
-def _allowed_deviation(theirs: Geometry, tolerance: float) -> float:
-    spacing = float(theirs.view_weights.median()) if theirs.views > 1 else math.inf
-    return max(min(tolerance * spacing, 2 * _EDGE / max(theirs.image_size)), 1e-6)
-
-
-def _choices(ours: Geometry) -> tuple[np.ndarray, np.ndarray]:
-    """The angles in [0, 2 pi) at which the scan has a view, and the number of the view; a parallel one counts from both sides."""
-    angles = np.asarray(ours.angles)
-    if not isinstance(ours, FanBeam):
-        angles = np.concatenate((angles, angles + math.pi))
-    angles = _turned(angles)
-    order = np.argsort(angles, kind="stable")  # of equal angles the first view, not flipped
-    return angles[order], order
-
-
-def _turned(angles: np.ndarray) -> np.ndarray:
-    """Modulo 2 pi, without the last digits: 360 degrees are 0."""
-    turned: np.ndarray = np.remainder(np.round(angles, 9), round(2 * math.pi, 9))
-    return turned
-
-
-def _nearest(ours: Geometry, theirs: Geometry, rotations: np.ndarray) -> _Views:
-    """The nearest views for the first of the rotations that leaves the smallest deviation."""
-    known, order = _choices(ours)
-    best: _Views | None = None
-    for rotation in rotations:
-        wanted = _turned(np.asarray(theirs.angles) + rotation)
-        place = np.searchsorted(known, wanted)
-        around = np.stack((place % len(known), (place - 1) % len(known)))  # an equal angle is the upper neighbour
-        off = np.abs(np.remainder(known[around] - wanted + math.pi, 2 * math.pi) - math.pi)
-        choice = np.take_along_axis(around, off.argmin(0)[None], 0)[0]
-        deviation = float(off.min(0).max())
-        if best is None or deviation < best.deviation - 1e-9:
-            numbers = order[choice]
-            best = _Views(numbers % ours.views, numbers >= ours.views, float(rotation), deviation)
-    assert best is not None
-    return best
-
-
-def _rotations(ours: Geometry, theirs: Geometry, allowed: float) -> np.ndarray:
-    """(N,) rotations, smallest first, that bring the model's first views onto views of the scan; [0] where none does."""
-    known, _ = _choices(ours)
-    model = np.asarray(theirs.angles)
-    rotations = np.remainder(known - model[0] + math.pi, 2 * math.pi) - math.pi
-    for angle in model[1:8]:
-        wanted = _turned(angle + rotations)
-        place = np.searchsorted(known, wanted)
-        off = np.stack([np.abs(np.remainder(known[(place - k) % len(known)] - wanted + math.pi, 2 * math.pi) - math.pi) for k in (0, 1)])
-        rotations = rotations[off.min(0) <= 2 * allowed]
-    rotations = rotations[np.argsort(np.abs(rotations), kind="stable")]
-    return rotations if len(rotations) else np.zeros(1)
-
-
-def _say_views(ours: Geometry, theirs: Geometry, views: _Views, report: _Report) -> None:
+def _say_views(ours: Geometry, theirs: Geometry, views: Views, report: _Report) -> None:
     if not (ours.views == theirs.views and (views.numbers == np.arange(theirs.views)).all() and not views.flipped.any()):
         flipped = f", {int(views.flipped.sum())} of them from the other side" if views.flipped.any() else ""
         report.notes.append(f"{theirs.views} of the scan's {ours.views} views were taken{flipped}")
@@ -237,9 +174,7 @@ def _say_views(ours: Geometry, theirs: Geometry, views: _Views, report: _Report)
 
 
 def _view_problem(ours: Geometry, theirs: Geometry, allowed: float) -> str:
-    known, _ = _choices(ours)
-    wanted = _turned(np.asarray(theirs.angles))
-    off = np.abs(np.remainder(known[None] - wanted[:, None] + math.pi, 2 * math.pi) - math.pi).min(1)
+    off = deviations(ours, theirs)
     words = [f"{g.views} views over an arc of {math.degrees(g.arc[1]):.4g} degrees" for g in (ours, theirs)]
     return (
         f"the scan has {words[0]} and the model needs {words[1]}: {int((off > allowed).sum())} of these are not in the scan,"
@@ -250,7 +185,7 @@ def _view_problem(ours: Geometry, theirs: Geometry, allowed: float) -> str:
 # --- detectors -----------------------------------------------------------------------------------------------------------
 
 
-def _fit_detectors(sinograms: Tensor, ours: Geometry, theirs: Geometry, views: _Views | None, report: _Report) -> Tensor | None:
+def _fit_detectors(sinograms: Tensor, ours: Geometry, theirs: Geometry, views: Views | None, report: _Report) -> Tensor | None:
     """(B, 1, V, D) the picked views on the model's detectors; a flipped view is read at -s, so that its offset stays right."""
     line, wanted = Detectors.of(ours), Detectors.of(theirs)
     if problem := line.cannot_serve(wanted, sinograms):
@@ -271,7 +206,7 @@ def _fit_detectors(sinograms: Tensor, ours: Geometry, theirs: Geometry, views: _
 # --- result --------------------------------------------------------------------------------------------------------------
 
 
-def _result(scans: Scans, sinograms: Tensor, ours: Geometry, theirs: Geometry, factor: float, views: _Views, report: _Report) -> Scans:
+def _result(scans: Scans, sinograms: Tensor, ours: Geometry, theirs: Geometry, factor: float, views: Views, report: _Report) -> Scans:
     images = scans.images
     if images is not None and (views.rotation or not _same_image(ours, theirs)):
         report.notes.append("the true images were left out: they are on another grid or turned")
