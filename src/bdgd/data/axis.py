@@ -7,6 +7,7 @@ gamma = atan(s / source_to_detector) for a fan beam and 0 for a parallel one. On
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -31,14 +32,17 @@ def estimate_axis(sinograms: Tensor, geometry: Geometry) -> float:
     """The `detector_offset` for which sinograms (B, 1, V, D) agree best with themselves, whatever the geometry says of it.
 
     From opposite rays where the views hold some: all around for a fan beam, half around and one view more for a parallel one.
-    Else, for a parallel beam over at least a third of a turn, from the centre of mass, which moves on a sinusoid about the axis:
-    for that the object must be seen whole.
+    Else, for a parallel beam half around, from the seam where the flipped views continue the last ones. Else, for a parallel beam over
+    at least a sixth of a turn, from the centre of mass, which moves on a sinusoid about the axis: coarser, and only right where
+    the object is seen whole.
     """
     y = sinograms[:, 0].detach().cpu().to(torch.float64).numpy()
     if float(np.ptp(y)) == 0.0:
         raise InputError("the axis cannot be estimated: the sinogram has one value throughout; give detector_offset in the geometry")
     if _has_opposites(geometry):
-        return _from_opposites(_smooth(y), geometry)
+        return _best_offset(_opposites_mismatch, _smooth(y), geometry)
+    if (seam := _seam(geometry)) is not None:
+        return _best_offset(_seam_mismatch, _smooth(y[:, seam]), geometry[seam.tolist()])
     if isinstance(geometry, FanBeam) or geometry.arc[1] < math.pi / 3:
         degrees = math.degrees(geometry.arc[1])
         raise InputError(f"the axis cannot be estimated from an arc of {degrees:.0f} degrees; give detector_offset in the geometry")
@@ -74,13 +78,13 @@ def _interpolation(geometry: Geometry, wanted: np.ndarray) -> tuple[np.ndarray, 
     return np.stack((order[lower], order[upper])), np.stack((1 - share, share)), near | exact
 
 
-def _from_opposites(y: np.ndarray, geometry: Geometry) -> float:
-    """The offset with the smallest mean squared difference of opposite rays: a coarse search, then ever finer ones around its best."""
+def _best_offset(mismatch: Callable[[np.ndarray, Geometry, float], float], y: np.ndarray, geometry: Geometry) -> float:
+    """The offset with the smallest mismatch: a coarse search over half the detector, then ever finer ones around its best."""
     spacing, reach = geometry.detector_spacing, geometry.detectors // 4
     step = float(max(1, reach // 32))
     candidates = np.arange(-reach, reach + step, step) * spacing
     while True:
-        errors = np.array([_mismatch(y, geometry, float(offset)) for offset in candidates])
+        errors = np.array([mismatch(y, geometry, float(offset)) for offset in candidates])
         if not np.isfinite(errors).any():
             raise InputError("the axis cannot be estimated: too few rays are measured from both ends; give detector_offset in the geometry")
         best = float(candidates[int(np.nanargmin(errors))])
@@ -90,7 +94,7 @@ def _from_opposites(y: np.ndarray, geometry: Geometry) -> float:
         candidates = np.linspace(best - 4 * step * spacing, best + 4 * step * spacing, 9)
 
 
-def _mismatch(y: np.ndarray, geometry: Geometry, offset: float) -> float:
+def _opposites_mismatch(y: np.ndarray, geometry: Geometry, offset: float) -> float:
     """Mean squared difference of the rays that are seen from both ends."""
     wanted, positions = _opposite_angles(geometry, offset)
     views, weights, usable = _interpolation(geometry, wanted)
@@ -105,6 +109,37 @@ def _mismatch(y: np.ndarray, geometry: Geometry, offset: float) -> float:
         weights[k] * (y[:, views[k], left[None]] * (1 - share) + y[:, views[k], left[None] + 1] * share) for k in (0, 1)
     )  # (B, V, D)
     return float(np.square(y - opposite)[:, usable].mean())
+
+
+def _seam(geometry: Geometry) -> np.ndarray | None:
+    """The numbers of the first two and the last two views of a parallel scan that goes half around, or None where it does not."""
+    angles = np.asarray(geometry.angles)
+    order = np.argsort(angles, kind="stable")
+    if isinstance(geometry, FanBeam) or len(order) < 8 or np.diff(angles[order]).min() <= 0:
+        return None
+    gap = angles[order[0]] + math.pi - angles[order[-1]]
+    return order[[0, 1, -2, -1]] if 0 < gap < 2.5 * float(np.median(np.diff(angles[order]))) else None
+
+
+def _seam_mismatch(y: np.ndarray, geometry: Geometry, offset: float) -> float:
+    """Mean squared distance of the views beside the seam from the straight line between their neighbours, one of them flipped.
+
+    Views 2, 3 | 0, 1 follow one another, the latter two seen from the other side, half a turn on: view 3 lies between 2 and flipped 0,
+    and flipped 0 between 3 and flipped 1.
+    """
+    first, second, before, last = geometry.angles
+    place = np.arange(geometry.detectors) + 2 * offset / geometry.detector_spacing  # of s on a flipped detector
+    inside = (place >= 0) & (place <= geometry.detectors - 1)
+    if inside.mean() < 0.4:
+        return math.nan
+    left = np.clip(np.floor(place).astype(int), 0, geometry.detectors - 2)
+    flipped = y[:, :2, ::-1]
+    flipped = flipped[..., left] * (1 - (place - left)) + flipped[..., left + 1] * (place - left)  # (B, 2, D)
+    share = (last - before) / (first + math.pi - before)
+    error = y[:, 3] - (1 - share) * y[:, 2] - share * flipped[:, 0]
+    share = (first + math.pi - last) / (second + math.pi - last)
+    error_after = flipped[:, 0] - (1 - share) * y[:, 3] - share * flipped[:, 1]
+    return float((np.square(error) + np.square(error_after))[:, inside].mean())
 
 
 def _from_centre_of_mass(y: np.ndarray, geometry: Geometry) -> float:
