@@ -143,7 +143,15 @@ def test_another_image_grid_is_the_models() -> None:
 
 REMEDY = "; train a model for this scan with: bdgd train own-scan --geometry SCAN -o RUN"
 REFUSED: list[tuple[str, Geometry, Geometry, list[str]]] = [
-    ("beam", MODEL, PARALLEL, ["a fan beam with 60 views of 100 detectors and the model is for a parallel beam with 30 views of 93"]),
+    (
+        "beam",
+        MODEL,
+        PARALLEL,
+        [
+            "a fan beam with its source 200 from the axis, 60 views over 360 degrees, 100 detectors of 1.4 and 64 x 64 pixels",
+            "the model is for a parallel beam, 30 views over 180 degrees, 93 detectors of 0.973222",
+        ],
+    ),
     ("views", MODEL[::2], MODEL, ["the scan has 30 views over an arc of 360 degrees and the model needs 60 views", "30 of these"]),
     ("arc", MODEL[:20], MODEL[:30], ["an arc of 120 degrees", "an arc of 180 degrees: 10 of these are not in the scan"]),
     (

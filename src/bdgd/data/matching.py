@@ -52,8 +52,7 @@ def match(scans: Scans, geometry: Geometry, *, tolerance: float = 0.1) -> tuple[
         return scans, []
     report = _Report()
     if type(scans.geometry) is not type(geometry):
-        words = [f"{_beam(g)} with {g.views} views of {g.detectors} detectors" for g in (scans.geometry, geometry)]
-        report.problems.append(f"the scan is a {words[0]} and the model is for a {words[1]}")
+        report.problems.append(f"the scan is {_in_words(scans.geometry)}, and the model is for {_in_words(geometry)}")
         raise _refusal(report)
     factor = _length_factor(scans.geometry, geometry)
     ours = _in_model_lengths(scans, factor, geometry, report)
@@ -72,8 +71,17 @@ def _refusal(report: _Report) -> InputError:
     return InputError(f"the scan does not fit the model: {'; '.join(report.problems)}; {REMEDY}")
 
 
-def _beam(geometry: Geometry) -> str:
-    return "fan beam" if isinstance(geometry, FanBeam) else "parallel beam"
+def _in_words(geometry: Geometry) -> str:
+    """A whole geometry in one breath."""
+    fan = f" with its source {geometry.source_to_axis:.6g} from the axis" if isinstance(geometry, FanBeam) else ""
+    return (
+        f"a {'fan' if fan else 'parallel'} beam{fan}, {geometry.views} views over {math.degrees(geometry.arc[1]):.4g} degrees,"
+        f" {geometry.detectors} detectors of {geometry.detector_spacing:.6g} and {_grid(geometry)}"
+    )
+
+
+def _grid(geometry: Geometry) -> str:
+    return f"{geometry.image_size[0]} x {geometry.image_size[1]} pixels of {geometry.pixel_size:.6g}"
 
 
 # --- lengths -------------------------------------------------------------------------------------------------------------
@@ -134,7 +142,7 @@ def _check_image(ours: Geometry, theirs: Geometry, report: _Report) -> None:
     """The image is the model's; it must show what the scan's would."""
     if _same_image(ours, theirs):
         return
-    grids = [f"{g.image_size[0]} x {g.image_size[1]} pixels of {g.pixel_size:.6g}" for g in (ours, theirs)]
+    grids = [_grid(ours), _grid(theirs)]
     shares = [(n * theirs.pixel_size) / (m * ours.pixel_size) for m, n in zip(ours.image_size, theirs.image_size, strict=True)]
     if min(shares) < _SEEN or max(shares) > _LARGER:
         report.problems.append(
