@@ -9,8 +9,9 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from bdgd.checks import InputError, require_batch, require_count, require_finite
+from bdgd.checks import InputError, require_batch, require_count, require_finite, require_positive
 from bdgd.data.noise import Noise
+from bdgd.data.units import millimetres
 from bdgd.operators.geometry import Geometry
 
 
@@ -20,14 +21,22 @@ class Scans:
 
     sinograms (B, 1, V, D); images (B, 1, H, W), the truth where it is known; noise, what `simulate` added.
     geometry is None for an operator that is no ray transform: then both are batches of any shape.
+    unit: the unit of the geometry's lengths where it is known ("mm"), so that images are per that unit. slice_spacing: from one
+    slice of a stack to the next, in the same unit. rotation: by how many radians, counter-clockwise with y upward, an image of
+    these scans must be turned to lie as the object did. notes: what a reader or `match` did to the values, a sentence each.
     """
 
     sinograms: Tensor
     geometry: Geometry | None
     images: Tensor | None = None
     noise: Noise | None = None
+    unit: str | None = None
+    slice_spacing: float | None = None
+    rotation: float = 0.0
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        _require_lengths(self.unit, self.slice_spacing)
         if self.geometry is not None and not isinstance(self.geometry, Geometry):
             raise InputError(f"geometry must be a ParallelBeam, a FanBeam or None, got {type(self.geometry).__name__}")
         _require_fit(self.sinograms, (self.geometry.views, self.geometry.detectors) if self.geometry else None, "sinograms")
@@ -79,6 +88,14 @@ def simulate(A: Callable[[Tensor], Tensor], x: Tensor, noise: Noise | None, *, g
         clean = A(images.to(getattr(A, "device", x.device)))
         sinograms.append((clean if noise is None else noise(clean, generator=generator)).to(x.device))
     return Scans(torch.cat(sinograms), getattr(A, "geometry", None), images=x, noise=noise)
+
+
+def _require_lengths(unit: str | None, slice_spacing: float | None) -> None:
+    """Raise for a unit of no known length, or a spacing that is none."""
+    if unit is not None:
+        millimetres(unit)
+    if slice_spacing is not None:
+        require_positive(slice_spacing, "slice_spacing")
 
 
 def _require_fit(value: Tensor, sides: tuple[int, int] | None, name: str) -> None:

@@ -1,0 +1,170 @@
+"""A scan file as a stack of slices: everything is known when it is open, and slices are read when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bdgd.checks import InputError
+from bdgd.data.axis import estimate_axis, offset_of_axis
+from bdgd.data.counts import Repairs, line_integrals
+from bdgd.data.formats.attributes import read_header
+from bdgd.data.formats.contents import Array, Contents, named_errors, require_readable_at_once, require_values
+from bdgd.data.noise import Noise
+from bdgd.data.scans import Scans
+from bdgd.operators.geometry import Geometry
+
+Slices = int | slice | Sequence[int] | None
+_FOR_THE_AXIS = 3  # slices from which the axis of a stack is estimated
+
+
+class Stack:
+    """The slices of an open scan file, one geometry for all: `len(stack)`, `stack[3]`, `for scan in stack`, each a Scans of one slice.
+
+    geometry, unit and slice_spacing are those of every slice. Made by `open_stack`.
+    """
+
+    def __init__(self, path: Path, kind: str, contents: Contents, dtype: torch.dtype, axis: float | str | None):
+        self._path, self._kind, self._dtype = path, kind, dtype
+        header = read_header(contents.attributes)
+        self._values, self._image, self._fields = _arrays(contents, header.geometry)
+        self._header, self._notes = header, (*contents.notes, *header.notes)
+        if axis is not None:
+            self._place_axis(axis)
+
+    def __len__(self) -> int:
+        """B, the number of slices."""
+        return self._values.shape[0]
+
+    @property
+    def geometry(self) -> Geometry:
+        return self._header.geometry
+
+    @property
+    def unit(self) -> str | None:
+        return self._header.unit
+
+    @property
+    def slice_spacing(self) -> float | None:
+        return self._header.slice_spacing
+
+    @property
+    def noise(self) -> Noise | None:
+        return self._header.noise
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was done to every slice; a Scans says besides what was done to its own."""
+        return self._notes
+
+    def __getitem__(self, slices: Slices) -> Scans:
+        return self.read(slices)
+
+    def __iter__(self) -> Iterator[Scans]:
+        return (self.read(index) for index in range(len(self)))
+
+    def read(self, slices: Slices = None) -> Scans:
+        """Some of the slices, or all, as one Scans."""
+        with named_errors(self._path, self._kind), np.errstate(invalid="ignore"):  # what is not finite is named, not warned about
+            chosen = _chosen(slices, len(self))
+            images = None if self._image is None else self._tensor(self._image, chosen)
+            sinograms, repairs = self._sinograms(chosen)
+            header = self._header
+            notes = (*self._notes, *repairs.notes())
+            return Scans(sinograms, header.geometry, images, header.noise, header.unit, header.slice_spacing, notes=notes)
+
+    def _sinograms(self, chosen: Sequence[int]) -> tuple[Tensor, Repairs]:
+        """(B, 1, V, D) line integrals of the chosen slices, and what had to be repaired in their counts."""
+        if not self._fields:
+            return self._tensor(self._values, chosen), Repairs()
+        values, repairs = self._room(self._values, chosen), Repairs()
+        dark = self._fields.get("dark")
+        for to, index in enumerate(chosen):
+            beam = _mean_field(self._fields["flat"], index)
+            y, repaired = line_integrals(self._values[index], beam, 0.0 if dark is None else _mean_field(dark, index))
+            values[to, 0], repairs = torch.from_numpy(y), repairs + repaired
+        return values, repairs
+
+    def _tensor(self, array: Array, chosen: Sequence[int]) -> Tensor:
+        values = self._room(array, chosen)
+        for to, index in enumerate(chosen):
+            values[to, 0] = torch.from_numpy(array[index].astype(np.float64))
+        return values
+
+    def _room(self, array: Array, chosen: Sequence[int]) -> Tensor:
+        shape = (len(chosen), 1, *array.shape[1:])
+        require_readable_at_once(int(np.prod(shape, dtype=object)) * self._dtype.itemsize)
+        return torch.empty(shape, dtype=self._dtype)
+
+    def _place_axis(self, axis: float | str) -> None:
+        """Replace the geometry's detector_offset by that of an axis which is given, or estimated from slices of the whole stack."""
+        if isinstance(axis, str):
+            if axis != "estimate":
+                raise InputError(f"axis must be the number of a detector or 'estimate', got {axis!r}")
+            some = np.unique(np.linspace(0, len(self) - 1, _FOR_THE_AXIS + 2).round()[1:-1].astype(int)).tolist()
+            offset = estimate_axis(self._sinograms(some)[0], self.geometry)
+        else:
+            offset = offset_of_axis(axis, self.geometry)
+        seen = (self.geometry.detectors - 1) / 2 - offset / self.geometry.detector_spacing
+        how = "estimated" if isinstance(axis, str) else "given"
+        instead = f"detector_offset is {offset:.6g} instead of {self.geometry.detector_offset:.6g}"
+        note = f"the axis is {how} to be at detector {seen:.2f}: {instead}"
+        self._header = replace(self._header, geometry=replace(self.geometry, detector_offset=offset))
+        self._notes = (*self._notes, note)
+
+
+def _arrays(contents: Contents, geometry: Geometry) -> tuple[Array, Array | None, dict[str, Array]]:
+    """The sinogram or the counts, the image where there is one, and the fields of counts, all as the geometry says."""
+    views, detectors = geometry.views, geometry.detectors
+    counted = "counts" in contents.arrays
+    if counted and "sinogram" in contents.arrays:
+        raise InputError("the file holds both sinogram and counts; leave out one of them")
+    values = contents.require("counts" if counted else "sinogram", (None, views, detectors), "(slices, views, detectors)")
+    image = None
+    if "image" in contents.arrays:
+        image = contents.require("image", (values.shape[0], *geometry.image_size), "(slices, *image_size)")
+    fields = {name: contents.arrays[name] for name in ("flat", "dark") if name in contents.arrays}
+    if counted and "flat" not in fields:
+        raise InputError("counts need 'flat', the counts of the open beam, and 'dark' where the detector counts without beam; add them")
+    if fields and not counted:
+        raise InputError(f"{' and '.join(fields)} belong to 'counts', but the file holds 'sinogram'; rename it, or leave them out")
+    for name, field in fields.items():
+        _require_field(name, field, values.shape[0], detectors)
+    return values, image, fields
+
+
+def _require_field(name: str, field: Array, slices: int, detectors: int) -> None:
+    shape = field.shape
+    if not 1 <= len(shape) <= 3 or shape[-1] != detectors or (len(shape) == 3 and shape[0] not in (1, slices)):
+        raise InputError(
+            f"{name} must be (detectors,), (frames, detectors) or (slices, frames, detectors)"
+            f" with {detectors} detectors and {slices} slices, got {shape}; correct it"
+        )
+    require_values(name, field)
+
+
+def _mean_field(field: Array, index: int) -> np.ndarray:
+    """(D,) the mean frame of a slice."""
+    frames = field[index if field.shape[0] > 1 else 0] if len(field.shape) == 3 else field[...]
+    return np.atleast_2d(frames.astype(np.float64)).mean(0)
+
+
+def _chosen(slices: Slices, count: int) -> range | list[int]:
+    """The numbers of the slices to read."""
+    try:
+        if slices is None:
+            return range(count)
+        if isinstance(slices, slice):
+            chosen: range | list[int] = range(count)[slices]
+        else:
+            chosen = [range(count)[i] for i in ([slices] if isinstance(slices, int) else slices)]
+    except (IndexError, TypeError):
+        raise InputError(f"slices must be numbers from 0 to {count - 1}, got {slices!r}") from None
+    if len(chosen) == 0:
+        raise InputError(f"slices {slices!r} choose none of the {count} slices in the file; choose at least one")
+    return chosen
