@@ -141,6 +141,13 @@ class _Patient(io.FileIO):
                 self.failure = error
         return len(data)
 
+    def truncate(self, size: int | None = None) -> int:
+        try:
+            return super().truncate(size) if self.failure is None else self.tell()
+        except OSError as error:
+            self.failure = error
+            return self.tell()
+
     def check(self) -> None:
         """Raise what kept an earlier write from the disk."""
         if self.failure is not None:

@@ -18,8 +18,8 @@ from torch import Tensor
 from bdgd.apps.places import Places
 from bdgd.operators import Geometry
 
-_WIDE, _HIGH = 560, 270  # of the profile, in its own units
-_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 8, 8, 44  # margins around its axes
+_WIDE, _HIGH = 560, 280  # of the profile, in its own units
+_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 8, 28, 44  # margins around its axes
 
 
 @dataclass(frozen=True)
@@ -136,9 +136,8 @@ class _Axes:
             parts.append(f'<text x="{_LEFT - 6}" y="{self.y(t) + 4:.1f}" text-anchor="end">{short(t)}</text>')
         for t in ticks(self.left, self.right, 6):
             parts.append(f'<text x="{self.x(t):.1f}" y="{ground + 16}" text-anchor="middle">{short(t)}</text>')
-        height = (_TOP + ground) / 2
         parts.append(f'<text x="{middle}" y="{_HIGH - 8}" text-anchor="middle">{html.escape(across)}</text>')
-        parts.append(f'<text transform="translate(12 {height}) rotate(-90)" text-anchor="middle">{html.escape(upward)}</text>')
+        parts.append(f'<text x="{_LEFT}" y="{_TOP - 12}">{html.escape(upward)}</text>')
         return f'<g class="axes">{"".join(parts)}</g>'
 
 

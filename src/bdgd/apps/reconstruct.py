@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import shlex
 import time
 from collections.abc import Iterator, Sequence
@@ -33,6 +34,7 @@ from bdgd.operators import Geometry
 from bdgd.storage import replacing_together
 
 _THUMBNAILS, _THUMBNAIL_PIXELS = 12, 160
+_KEPT_BYTES = 2**28
 
 Files = Annotated[list[Path], typer.Argument(metavar="SCAN...", help="Scan files: a sinogram, or a stack of them, with their geometry.")]
 Level = Annotated[float, typer.Option("--level", help="Level of the intervals, between 0 and 1.")]
@@ -69,8 +71,7 @@ def reconstruct(
     tasks = [_examine(path, job, slice) for path in scans]  # all of them, before the first is worked on
     folders = _folders(output, [task.path for task in tasks])
     rows: list[list[str]] = []
-    passes = sum(task.stack.slices + 1 for task in tasks)  # one more for the regions of the report
-    with out.progress("reconstructing", passes * (draws if network.random else 1)) as step:
+    with out.progress("reconstructing", sum(task.stack.slices for task in tasks) * (draws if network.random else 1)) as step:
         for task, folder in zip(tasks, folders, strict=True):
             rows += _work(task, job, folder, step)
     _summarise(out, rows, folders)
@@ -172,13 +173,13 @@ def _work(task: _Task, job: _Job, folder: Path, step: Step) -> list[list[str]]:
 def _reconstruct(task: _Task, job: _Job, scan: Scans, index: int, step: Step) -> Subject:
     """One slice, every one with the same draws of the weights: its result does not depend on the stack it is in."""
     A, y = job.network.A, scan.sinograms.to(job.network.device)
-    posterior = sample(job.network, y, job.draws, generator=torch.Generator().manual_seed(job.seed), after_draw=step)
-    replay = posterior.replay
+    generator = torch.Generator().manual_seed(job.seed)
+    posterior = keep_draws(job.network, y, job.draws, generator, step, keep=index == task.shown)
     return Subject(
         name=printable(task.path.name),
         geometry=task.geometry,
         stack=task.stack,
-        posterior=replace(posterior, replay=lambda: _counted(replay(), step)),
+        posterior=posterior,
         fbp=fbp(A, y),
         residual=residual(A, posterior.mean, y, scan.noise),
         places=task.places,
@@ -189,10 +190,18 @@ def _reconstruct(task: _Task, job: _Job, scan: Scans, index: int, step: Step) ->
     )
 
 
-def _counted(draws: Iterator[Tensor], step: Step) -> Iterator[Tensor]:
-    for draw in draws:
-        yield draw
+def keep_draws(model: Reconstructor, y: Tensor, draws: int, generator: torch.Generator, step: Step, *, keep: bool = True) -> Posterior:
+    """The posterior of y; where they fit, its draws stay in memory, so that a report which looks at them need not make them again."""
+    kept: list[Tensor] = []
+    keep = keep and draws * len(y) * math.prod(model.A.domain_shape) * 4 <= _KEPT_BYTES
+
+    def look(draw: Tensor) -> None:
         step()
+        if keep:
+            kept.append(draw)
+
+    posterior = sample(model, y, draws, generator=generator, on_draw=look)
+    return replace(posterior, replay=lambda: iter(kept)) if keep else posterior
 
 
 def _thumbnail(subject: Subject) -> Thumbnail:

@@ -60,13 +60,14 @@ def report(subject: Subject) -> str:
     """The page as text."""
     template = Template(files("bdgd.apps").joinpath("report.html").read_text(encoding="utf-8"))
     name = subject.name + (f", slice {subject.slice}" if subject.stack.slices > 1 else "")
-    shown = _pictures(subject)
+    shown, facts = _pictures(subject), _facts(subject)
     return template.substitute(
         version=escaped(bdgd.__version__),
         title=escaped(f"{name}: reconstruction with error bars"),
         heading=escaped(name),
         lead=_lead(subject),
-        facts="".join(f"<div><dt>{escaped(key)}</dt><dd>{escaped(value)}</dd></div>" for key, value in _facts(subject)),
+        facts="".join(f"<div><dt>{escaped(key)}</dt><dd>{escaped(value)}</dd></div>" for key, value in facts),
+        fact_columns="3" if len(facts) % 3 == 0 else "4",
         columns="4" if len(shown) > 6 else "3",
         rendering="pixelated" if max(subject.stack.image_size) <= 400 else "auto",
         pictures="".join(shown),
@@ -113,7 +114,7 @@ def _facts(subject: Subject) -> list[tuple[str, str]]:
     (wide, high), size = geometry.image_size, f"{geometry.pixel_size:.4g}" + (f" {unit}" if unit else "")
     beam, arc = "fan" if isinstance(geometry, FanBeam) else "parallel", math.degrees(geometry.arc[1])
     facts = [
-        ("Image", f"{wide} × {high} pixels of {size}"),
+        ("Image", f"{wide} × {high} pixels, size {size}"),
         ("Scan", f"{beam} beam, {geometry.views} views over {arc:.4g}°, {geometry.detectors} detectors"),
         ("Standard deviation, mean", _with_unit(short(float(subject.posterior.std.mean())), subject)),
         ("Residual / noise", f"{subject.residual.ratio:.2f}" if math.isfinite(subject.residual.ratio) else "noise not known"),
@@ -208,17 +209,20 @@ def _legend(subject: Subject) -> str:
 
 
 def _profile(subject: Subject) -> str:
+    """The values along the line, and once more with the mean taken away, where a narrow interval can be seen."""
     distance, i, j = subject.places.profile.pixels(subject.geometry)
-    lower, upper = subject.posterior.interval(subject.level)
+    lower, upper = (_along(bound, i, j) for bound in subject.posterior.interval(subject.level))
+    mean, unit = _along(subject.posterior.mean, i, j), subject.stack.value_unit or "value"
+    truth = [] if subject.truth is None else [Curve("truth", _along(subject.truth, i, j))]
+    across = f"distance along the line ({subject.stack.unit})" if subject.stack.unit else "distance along the line"
+    values = profile(distance, (lower, upper), [Curve("fbp", _along(subject.fbp, i, j)), *truth, Curve("mean", mean)], (across, unit))
+    differences = [Curve("truth", curve.values - mean) for curve in truth] + [Curve("mean", torch.zeros_like(mean))]
+    return values + profile(distance, (lower - mean, upper - mean), differences, (across, f"{unit}, with the mean taken away"))
 
-    def along(images: Tensor) -> Tensor:
-        return images[0, 0].cpu().double()[i, j]
 
-    curves = [Curve("fbp", along(subject.fbp))]
-    curves += [Curve("truth", along(subject.truth))] if subject.truth is not None else []
-    curves.append(Curve("mean", along(subject.posterior.mean)))
-    labels = (f"distance from the left end ({subject.stack.unit or 'unit of the pixel size'})", subject.stack.value_unit or "value")
-    return profile(distance, (along(lower), along(upper)), curves, labels)
+def _along(images: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    """(N,) the values of the first image at those pixels."""
+    return images[0, 0].cpu().double()[i, j]
 
 
 # Regions
@@ -247,7 +251,7 @@ def _regions(subject: Subject) -> str:
     for number, (disc, mask) in enumerate(zip(subject.places.discs, masks, strict=True)):
         mean, std, lower, upper = (float(getattr(found, name)[number]) for name in ("mean", "std", "lower", "upper"))
         cells = [str(number + 1), disc.name, str(int(mask.sum())), measured(mean, std), f"{std:.2g}"]
-        cells.append(f"{measured(lower, std)} to {measured(upper, std)}")
+        cells.append(f"{measured(lower, std)} to\u00a0{measured(upper, std)}")
         if subject.truth is not None:
             truth = float(subject.truth[0, 0].cpu()[mask].mean())
             cells += [measured(truth, std), "yes" if lower <= truth <= upper else "no"]
@@ -256,7 +260,8 @@ def _regions(subject: Subject) -> str:
 
 
 def _cell(text: str, column: int, tag: str) -> str:
-    return f"<{tag}>{escaped(text)}</{tag}>" if column < 2 else f'<{tag} class="right">{escaped(text)}</{tag}>'
+    kind = {0: "", 1: "", 2: ' class="right extra"', 4: ' class="right extra"', 5: ' class="right range"'}.get(column, ' class="right"')
+    return f"<{tag}{kind}>{escaped(text)}</{tag}>"
 
 
 # Trust and origin
@@ -273,9 +278,21 @@ def _agreement(residual: Residual) -> str:
 
 
 def _table_of_origin(origin: dict[str, Any]) -> str:
-    """Every value of the provenance that fits a line; those of the model under its name."""
-    rows = [(key, value) for key, value in origin.items() if key != "model_provenance"]
-    rows += [(f"model: {key}", value) for key, value in dict(origin.get("model_provenance") or {}).items()]
-    told = [(key.replace("_", " "), value) for key, value in rows if not isinstance(value, dict | list) and value is not None]
-    short_ones = [(key, str(value)) for key, value in told if "\n" not in str(value) and str(value) != ""]
-    return "".join(f"<tr><th>{escaped(key)}</th><td>{escaped(value)}</td></tr>" for key, value in short_ones)
+    """The provenance in few rows; all of it is in posterior.h5."""
+    trained = dict(origin.get("model_provenance") or {})
+    rows = {
+        "scan": origin.get("scan"),
+        "its SHA-256": origin.get("scan_sha256"),
+        "model": origin.get("model"),
+        "trained": _joined(trained, preset="preset {}", date="{}", seconds="in {} s", hardware="on {}", seed="seed {}"),
+        "trained with": _joined(trained, bdgd="bdgd {}", commit="commit {}", torch="torch {}"),
+        "reconstructed": _joined(origin, date="{}", seconds="in {} s", hardware="on {}"),
+        "with": _joined(origin, bdgd="bdgd {}", commit="commit {}", python="Python {}", torch="torch {}"),
+        "draws": _joined(origin, draws="{}", seed="seed {}"),
+    }
+    return "".join(f"<tr><th>{escaped(key)}</th><td>{escaped(value)}</td></tr>" for key, value in rows.items() if value)
+
+
+def _joined(values: dict[str, Any], **words: str) -> str:
+    """Those of the values that are there, each in its words."""
+    return ", ".join(word.format(values[key]) for key, word in words.items() if values.get(key) is not None)

@@ -25,17 +25,17 @@ def reconstruct(
     generator: torch.Generator | None = None,
     draw: str = "weights",
     blocks: int | None = None,
-    after_draw: Callable[[], None] | None = None,
+    on_draw: Callable[[Tensor], None] | None = None,
 ) -> Posterior:
     """The posterior of the images behind sinograms y (B, 1, V, D), from `draws` Monte-Carlo draws.
 
     draw: "weights" draws each block's weights once per draw, for the whole image; "pixels" draws the output of each last
     layer independently in every pixel, as the authors' code does. blocks: use only the first blocks of the cascade.
-    after_draw: called after each draw, for whoever shows how far it is.
+    on_draw: called with each draw (B, 1, H, W) once it is there, for whoever shows the progress or looks at draws.
     """
     last = len(model.blocks) if isinstance(model, DeepGradientDescent) else 1
     used = last if blocks is None else blocks
-    return reconstruct_blocks(model, y, (used,), draws, generator=generator, draw=draw, after_draw=after_draw)[used]
+    return reconstruct_blocks(model, y, (used,), draws, generator=generator, draw=draw, on_draw=on_draw)[used]
 
 
 def reconstruct_blocks(
@@ -46,7 +46,7 @@ def reconstruct_blocks(
     *,
     generator: torch.Generator | None = None,
     draw: str = "weights",
-    after_draw: Callable[[], None] | None = None,
+    on_draw: Callable[[Tensor], None] | None = None,
 ) -> dict[int, Posterior]:
     """The posteriors after several blocks, counted from 1, from the same draws in one pass: how the image comes about."""
     model.check(y)
@@ -58,8 +58,8 @@ def reconstruct_blocks(
     for images in _draws(frozen, sinograms, count, seed, draw, at):
         for moments_, image in zip(running, images, strict=True):
             moments_.add(image)
-        if after_draw is not None:
-            after_draw()
+        if on_draw is not None:
+            on_draw(images[-1])
 
     def replay(block: int) -> Callable[[], Iterator[Tensor]]:
         return lambda: (images[0] for images in _draws(frozen, sinograms, count, seed, draw, (block,)))
