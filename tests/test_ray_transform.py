@@ -76,9 +76,7 @@ def test_transpose_is_exact(geometry: Geometry, strategy: str, dtype: torch.dtyp
 
 @pytest.mark.parametrize("geometry", [*GEOMETRIES.values(), *MIDDLING.values()], ids=[*GEOMETRIES, *MIDDLING])
 @every_dtype
-def test_strategies_give_the_same_numbers(
-    geometry: Geometry, dtype: torch.dtype, device: torch.device, generator: torch.Generator
-) -> None:
+def test_strategies_give_the_same_numbers(geometry: Geometry, dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> None:
     matrix, free = (RayTransform(geometry, device, dtype, strategy) for strategy in STRATEGIES)
     assert (matrix.strategy, free.strategy) == STRATEGIES
     x, y = normal(matrix.domain_shape, matrix, generator), normal(matrix.range_shape, matrix, generator)

@@ -58,7 +58,7 @@ def colour_bar(image: Tensor, colours: Colours, unit: str) -> str:
     ends = [short(value) for value in (colours.low, (colours.low + colours.high) / 2, colours.high)]
     ends[0], ends[2] = ("≤ " if below else "") + ends[0], ("≥ " if above else "") + ends[2]
     letters = "".join(f"<span>{end}</span>" for end in ends)
-    named = f'<span class="unit">{html.escape(unit)}</span>' if unit else ""
+    named = f'<span class="unit">{escaped(unit)}</span>' if unit else ""
     return f'<div class="bar"><img src="{strip}" alt=""><div class="ends">{letters}</div>{named}</div>'
 
 
@@ -136,9 +136,14 @@ class _Axes:
             parts.append(f'<text x="{_LEFT - 6}" y="{self.y(t) + 4:.1f}" text-anchor="end">{short(t)}</text>')
         for t in ticks(self.left, self.right, 6):
             parts.append(f'<text x="{self.x(t):.1f}" y="{ground + 16}" text-anchor="middle">{short(t)}</text>')
-        parts.append(f'<text x="{middle}" y="{_HIGH - 8}" text-anchor="middle">{html.escape(across)}</text>')
-        parts.append(f'<text x="{_LEFT}" y="{_TOP - 12}">{html.escape(upward)}</text>')
+        parts.append(f'<text x="{middle}" y="{_HIGH - 8}" text-anchor="middle">{escaped(across)}</text>')
+        parts.append(f'<text x="{_LEFT}" y="{_TOP - 12}">{escaped(upward)}</text>')
         return f'<g class="axes">{"".join(parts)}</g>'
+
+
+def escaped(text: object) -> str:
+    """Any text as it may stand in HTML, in or outside of quotes; what is no text in it becomes question marks."""
+    return html.escape(str(text).encode("utf-8", "replace").decode())
 
 
 def short(value: float) -> str:

@@ -5,7 +5,6 @@ Every text that may come from a file passes through `escaped`; the page's own ru
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +17,7 @@ from torch import Tensor
 
 import bdgd
 from bdgd.apps.outputs import Stack
-from bdgd.apps.pictures import Colours, Curve, colour_bar, marks, png, profile, short, spread_colours
+from bdgd.apps.pictures import Colours, Curve, colour_bar, escaped, marks, png, profile, short, spread_colours
 from bdgd.apps.places import Places
 from bdgd.apps.residual import Residual
 from bdgd.inference import Posterior, Region
@@ -80,11 +79,6 @@ def report(subject: Subject) -> str:
         origin=_table_of_origin(subject.origin),
         command=escaped(subject.command),
     )
-
-
-def escaped(text: object) -> str:
-    """Any text as it may stand in HTML, in or outside of quotes."""
-    return html.escape(str(text).encode("utf-8", "replace").decode())
 
 
 def measured(value: float, std: float) -> str:
