@@ -20,12 +20,12 @@ from torch import Tensor
 
 from bdgd.apps import outputs
 from bdgd.apps.nifti import nifti_header, nifti_stack
-from bdgd.apps.outputs import Stack, posterior_files
+from bdgd.apps.outputs import Grid, posterior_files
 from bdgd.checks import InputError
 from bdgd.inference import Posterior
 from bdgd.storage import replacing_together
 
-STACK = Stack(3, (6, 4), pixel_size=0.25, slice_spacing=0.5, unit="mm")
+GRID = Grid(3, (6, 4), pixel_size=0.25, slice_spacing=0.5, unit="mm")
 ORIGIN = {"model": "a model", "seed": 7, "scan": "sçan <b>.h5", "commit": None, "model_provenance": {"preset_text": "x" * 100_000}}
 
 
@@ -41,7 +41,7 @@ def some_posterior(index: int, shape: tuple[int, int] = (6, 4)) -> Posterior:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    with posterior_files(tmp_path, STACK, 0.9, ORIGIN, nifti=True) as add:
+    with posterior_files(tmp_path, GRID, 0.9, ORIGIN, nifti=True) as add:
         for index in range(3):
             add(some_posterior(index))
     return tmp_path
@@ -87,7 +87,7 @@ def test_tiff_knows_its_spacing_as_imagej_does(folder: Path) -> None:
 
 
 def test_a_unit_that_is_no_ascii_is_written_all_the_same(tmp_path: Path) -> None:
-    with posterior_files(tmp_path, Stack(1, (6, 4), 2.0, unit="µm"), 0.5, {}, nifti=True) as add:
+    with posterior_files(tmp_path, Grid(1, (6, 4), 2.0, unit="µm"), 0.5, {}, nifti=True) as add:
         add(some_posterior(0))
     with tifffile.TiffFile(tmp_path / "mean.tif") as file:
         assert r"unit=\xb5m" in file.pages[0].tags["ImageDescription"].value
@@ -134,7 +134,7 @@ def test_nifti_has_limits(tmp_path: Path) -> None:
 
 def test_a_long_stack_becomes_bigtiff(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outputs, "_CLASSIC_TIFF", 100)
-    with outputs.tiff_stack(tmp_path / "a.tif", STACK) as add:
+    with outputs.tiff_stack(tmp_path / "a.tif", GRID) as add:
         for index in range(3):
             add(some_posterior(index).mean[0, 0])
     with tifffile.TiffFile(tmp_path / "a.tif") as file:
@@ -178,7 +178,7 @@ import resource, signal, sys
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 from pathlib import Path
 import torch
-from bdgd.apps.outputs import Stack, hdf5_stack
+from bdgd.apps.outputs import Grid, hdf5_stack
 from bdgd.inference import Posterior
 image = torch.rand(1, 1, 32, 32)
 posterior = Posterior(image, image, image, 1, 0, lambda: iter(()))
@@ -186,7 +186,7 @@ for room in range(0, 70_000, 3_000):
     path = Path(sys.argv[1]) / f"{room}.h5"
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
     try:
-        with hdf5_stack(path, Stack(4, (32, 32)), 0.9, {"text": "x" * 4000}) as add:
+        with hdf5_stack(path, Grid(4, (32, 32)), 0.9, {"text": "x" * 4000}) as add:
             for _ in range(4):
                 add(posterior)
         print("written", room)

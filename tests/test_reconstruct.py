@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 
 from bdgd.apps import cli, outputs
 from bdgd.apps import reconstruct as command
-from bdgd.apps.outputs import Stack
+from bdgd.apps.outputs import Grid
 from bdgd.apps.residual import estimated_noise, residual
 from bdgd.data import GaussianNoise, PoissonNoise, Scans, simulate, write_scans
 from bdgd.inference import reconstruct as sample
@@ -245,6 +245,6 @@ def test_the_stack_takes_the_unit_from_the_scans() -> None:
     class WithUnit:
         geometry, unit, slice_spacing = A.geometry, "mm", 2.0
 
-    assert Stack.of(some_scans(), 1) == Stack(1, (16, 12), 0.5) and Stack.of(some_scans(), 1).value_unit == ""
-    stack = Stack.of(WithUnit(), 4)  # type: ignore[arg-type]
-    assert stack == Stack(4, (16, 12), 0.5, 2.0, "mm") and stack.value_unit == "1/mm" and stack.spacing == (0.5, 0.5, 2.0)
+    assert Grid.of(some_scans(), 1) == Grid(1, (16, 12), 0.5) and Grid.of(some_scans(), 1).value_unit == ""
+    grid = Grid.of(WithUnit(), 4)  # type: ignore[arg-type]
+    assert grid == Grid(4, (16, 12), 0.5, 2.0, "mm") and grid.value_unit == "1/mm" and grid.spacing == (0.5, 0.5, 2.0)

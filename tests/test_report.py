@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -14,14 +13,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import Tensor
 from toys import small_model, small_transform, some_sinograms
 
-from bdgd.apps.outputs import Stack
-from bdgd.apps.pictures import Colours, marks, png, profile, spread_colours
+from bdgd.apps.outputs import Grid
+from bdgd.apps.pictures import Colours, escaped, marks, png, profile, spread_colours
 from bdgd.apps.places import Disc, Line, Places, default_places, read_places
-from bdgd.apps.report import Subject, Thumbnail, escaped, measured, regions_of, report
+from bdgd.apps.report import measured, report
 from bdgd.apps.residual import residual
+from bdgd.apps.subject import Subject, Thumbnail
 from bdgd.classical import fbp
 from bdgd.inference import Posterior, reconstruct
 
@@ -64,7 +63,7 @@ def subject() -> Subject:
     return Subject(
         name="scan.h5",
         geometry=A.geometry,
-        stack=Stack(1, (16, 12), 0.5, unit="mm"),
+        grid=Grid(1, (16, 12), 0.5, unit="mm"),
         posterior=posterior,
         fbp=fbp(A, y),
         residual=residual(A, posterior.mean, y, None),
@@ -114,7 +113,7 @@ def test_every_picture_decodes_and_shows_the_image(known: bool, count: int, subj
 
 def test_values_have_their_unit(subject: Subject) -> None:
     assert ">1/mm<" in report(subject) and "Values are in 1/mm" in report(subject)
-    plain = report(replace(subject, stack=Stack(1, (16, 12), 0.5)))
+    plain = report(replace(subject, grid=Grid(1, (16, 12), 0.5)))
     assert "/mm" not in plain and ">value<" in plain
 
 
@@ -123,7 +122,7 @@ def test_text_from_files_stays_text(subject: Subject) -> None:
         subject,
         name=EVIL,
         command=EVIL,
-        stack=replace(subject.stack, unit=EVIL),
+        grid=replace(subject.grid, unit=EVIL),
         origin={"model": EVIL, "scan": EVIL, "hardware": EVIL, "model_provenance": {"preset": EVIL}},
         places=Places((Disc(EVIL, (0.0, 0.0), 1.0),), subject.places.profile),
     )
@@ -136,29 +135,29 @@ def test_text_from_files_stays_text(subject: Subject) -> None:
 
 
 def test_the_regions_are_the_posteriors(subject: Subject) -> None:
-    """All at once from one replay, equal to one after the other."""
-    masks = [disc.mask(A.geometry) for disc in subject.places.discs]
-    replays = 0
-
-    def counted() -> Iterator[Tensor]:
-        nonlocal replays
-        replays += 1
-        return subject.posterior.draws()
-
-    found = regions_of(replace(subject.posterior, replay=counted), masks, 0.9)
-    assert replays == 1 and found.mean.shape == (9,)
-    for k, mask in enumerate(masks):
+    text = report(subject)
+    rows = re.findall(r"<tr><td>(.*?)</tr>", text)
+    assert len(rows) == 9
+    for row, disc in zip(rows, subject.places.discs, strict=True):
+        mask = disc.mask(A.geometry)
         wanted = subject.posterior.region(mask, 0.9)
-        for name in ("mean", "std", "lower", "upper"):
-            assert float(getattr(found, name)[k]) == pytest.approx(float(getattr(wanted, name)), rel=1e-5)
-    text = Page(report(subject)).text
-    assert measured(float(found.mean[4]), float(found.std[4])) in text
+        mean, std, lower, upper = (float(getattr(wanted, name)) for name in ("mean", "std", "lower", "upper"))
+        assert subject.truth is not None
+        truth = float(subject.truth[0, 0][mask].mean())
+        cells = [disc.name, int(mask.sum()), measured(mean, std), f"{std:.2g}", f"{measured(lower, std)} to\u00a0{measured(upper, std)}"]
+        cells += [measured(truth, std), "yes" if lower <= truth <= upper else "no"]
+        assert [cell for cell in re.split(r"</?td.*?>", row) if cell][1:] == [str(cell) for cell in cells]
+
+
+def test_what_was_done_to_the_scan_is_said(subject: Subject) -> None:
+    assert "What was done" not in report(subject)
+    assert "<li>2 dead &lt;pixels&gt;</li>" in report(replace(subject, notes=("2 dead <pixels>",)))
 
 
 def test_a_stack_shows_some_of_its_slices(subject: Subject) -> None:
     assert "The stack" not in report(subject)
     few = [Thumbnail(3, torch.rand(8, 6), 0.01, 1.0), Thumbnail(9, torch.rand(8, 6), 0.02, 1.3)]
-    text = report(replace(subject, stack=replace(subject.stack, slices=20), slice=9, thumbnails=few))
+    text = report(replace(subject, grid=replace(subject.grid, slices=20), slice=9, thumbnails=few))
     assert "scan.h5, slice 9" in text and "2 of 20 slices" in text and [i.size for i in pictures(text)].count((8, 6)) == 2
 
 

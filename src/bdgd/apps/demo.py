@@ -14,12 +14,13 @@ from torch import Tensor
 
 from bdgd.apps.console import Output
 from bdgd.apps.options import Device, Seed, choose_device, make_folder
-from bdgd.apps.outputs import Stack
+from bdgd.apps.outputs import Grid
 from bdgd.apps.places import default_places
 from bdgd.apps.provenance import hardware, provenance
 from bdgd.apps.reconstruct import keep_draws
-from bdgd.apps.report import Subject, report
+from bdgd.apps.report import report
 from bdgd.apps.residual import residual
+from bdgd.apps.subject import Subject
 from bdgd.classical import fbp, tv
 from bdgd.data import GaussianNoise, ellipse_images, named_generator, shepp_logan, simulate
 from bdgd.evaluation import Panel, Scale, panels, save_figure
@@ -100,7 +101,7 @@ def _report(
     subject = Subject(
         name=f"{PHANTOMS[0]} phantom",
         geometry=geometry,
-        stack=Stack(1, geometry.image_size, geometry.pixel_size),
+        grid=Grid(1, geometry.image_size, geometry.pixel_size),
         posterior=posterior,
         fbp=fbp(model.A, y),
         residual=residual(model.A, posterior.mean, y, NOISE),
@@ -109,7 +110,7 @@ def _report(
         origin=origin,
         command=command,
         truth=truth,
-        calibrated=getattr(model, "calibration", None) is not None,
+        calibrated=getattr(posterior, "calibrated", False),
     )
     with replacing(folder / "report.html") as temporary:
         temporary.write_text(report(subject), encoding="utf-8")

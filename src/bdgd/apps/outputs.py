@@ -7,8 +7,10 @@ mean.nii       first index x, second y, third the slice
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -31,7 +33,7 @@ _AXES = "slice, x, y; pixel [i, j] has its centre at x = (i - (H-1)/2) * pixel_s
 
 
 @dataclass(frozen=True)
-class Stack:
+class Grid:
     """Where the values are: slices of H x W pixels, and the unit of their size; values are per that unit."""
 
     slices: int
@@ -41,7 +43,7 @@ class Stack:
     unit: str | None = None
 
     @classmethod
-    def of(cls, scans: Scans, slices: int) -> Stack:
+    def of(cls, scans: Scans, slices: int) -> Grid:
         """The stack behind a file of that many slices, of which `scans` are some."""
         assert scans.geometry is not None
         unit, spacing = getattr(scans, "unit", None), getattr(scans, "slice_spacing", None)
@@ -52,6 +54,10 @@ class Stack:
         """The unit of an image value: 1/mm, or nothing where the unit of length is not known."""
         return f"1/{self.unit}" if self.unit else ""
 
+    def with_unit(self, number: str) -> str:
+        """An image value with its unit behind it."""
+        return f"{number} {self.value_unit}".strip()
+
     @property
     def spacing(self) -> tuple[float, float, float]:
         """Distance of neighbours along x, y and from slice to slice, where an unknown one is written as the pixel size."""
@@ -60,17 +66,17 @@ class Stack:
 
 @contextmanager
 def posterior_files(
-    folder: Path, stack: Stack, level: float, origin: dict[str, Any], *, nifti: bool = False
+    folder: Path, grid: Grid, level: float, origin: dict[str, Any], *, nifti: bool = False
 ) -> Iterator[Callable[[Posterior], None]]:
     """The files of one scan in `folder`; call what is yielded with the posterior of every slice in turn."""
     with ExitStack() as files:
-        keep = files.enter_context(hdf5_stack(folder / "posterior.h5", stack, level, origin))
-        means = [files.enter_context(tiff_stack(folder / "mean.tif", stack))]
-        stds = [files.enter_context(tiff_stack(folder / "std.tif", stack))]
+        keep = files.enter_context(hdf5_stack(folder / "posterior.h5", grid, level, origin))
+        means = [files.enter_context(tiff_stack(folder / "mean.tif", grid))]
+        stds = [files.enter_context(tiff_stack(folder / "std.tif", grid))]
         if nifti:
-            shape, unit = (*stack.image_size, stack.slices), stack.unit
+            shape, unit = (*grid.image_size, grid.slices), grid.unit
             for name, writers in (("mean", means), ("std", stds)):
-                writers.append(files.enter_context(nifti_stack(folder / f"{name}.nii", shape, stack.spacing, unit, f"bdgd {name}")))
+                writers.append(files.enter_context(nifti_stack(folder / f"{name}.nii", shape, grid.spacing, unit, f"bdgd {name}")))
 
         def add(posterior: Posterior) -> None:
             keep(posterior)
@@ -82,22 +88,22 @@ def posterior_files(
 
 
 @contextmanager
-def hdf5_stack(path: Path, stack: Stack, level: float, origin: dict[str, Any]) -> Iterator[Callable[[Posterior], None]]:
+def hdf5_stack(path: Path, grid: Grid, level: float, origin: dict[str, Any]) -> Iterator[Callable[[Posterior], None]]:
     """posterior.h5, one chunk with a checksum per slice and dataset."""
     import h5py
 
-    shape, unit = (stack.slices, *stack.image_size), stack.value_unit
+    shape, unit = (grid.slices, *grid.image_size), grid.value_unit
     units = {name: unit for name in ("mean", "std", "lower", "upper")} | {
         name: f"({unit})^2" if unit else "" for name in ("epistemic", "aleatoric")
     }
     with _Patient(path, "x+") as raw:
         # Format 1.8, which every HDF5 since 2008 reads and whose attributes may be long.
         with h5py.File(raw, "w", libver=("v108", "v108")) as file:
-            file.attrs.update(_attributes(stack, level, origin))
-            stored = {name: file.create_dataset(name, shape, "f4", chunks=(1, *stack.image_size), fletcher32=True) for name in units}
+            file.attrs.update(_attributes(grid, level, origin))
+            stored = {name: file.create_dataset(name, shape, "f4", chunks=(1, *grid.image_size), fletcher32=True) for name in units}
             for name, dataset in stored.items():
                 dataset.attrs.update({"unit": units[name], "axes": _AXES} | ({"level": level} if name in ("lower", "upper") else {}))
-            slices = iter(range(stack.slices))
+            slices = iter(range(grid.slices))
 
             def add(posterior: Posterior) -> None:
                 index = next(slices)
@@ -111,12 +117,12 @@ def hdf5_stack(path: Path, stack: Stack, level: float, origin: dict[str, Any]) -
         raw.check()
 
 
-def _attributes(stack: Stack, level: float, origin: dict[str, Any]) -> dict[str, Any]:
+def _attributes(grid: Grid, level: float, origin: dict[str, Any]) -> dict[str, Any]:
     """What HDF5 keeps at its root: plain values by name, and all of them once more as one JSON text."""
     plain = {key: value if isinstance(value, int | float) else _text(value) for key, value in origin.items() if value is not None}
-    places = {"pixel_size": stack.pixel_size, "unit": stack.unit or "", "value_unit": stack.value_unit, "axes": _AXES}
-    if stack.slice_spacing:
-        places["slice_spacing"] = stack.slice_spacing
+    places = {"pixel_size": grid.pixel_size, "unit": grid.unit or "", "value_unit": grid.value_unit, "axes": _AXES}
+    if grid.slice_spacing:
+        places["slice_spacing"] = grid.slice_spacing
     return {"format_version": _VERSION, **plain, **places, "level": level, "provenance": json.dumps(origin)}
 
 
@@ -155,25 +161,30 @@ class _Patient(io.FileIO):
 
 
 @contextmanager
-def tiff_stack(path: Path, stack: Stack) -> Iterator[Callable[[Tensor], None]]:
+def tiff_stack(path: Path, grid: Grid) -> Iterator[Callable[[Tensor], None]]:
     """A float32 TIFF with the pixel size as its resolution and in ImageJ's words; pages follow each other without gaps, as ImageJ needs."""
     import tifffile
 
-    wide, high = stack.image_size
-    words = {"ImageJ": "1.54", "images": stack.slices, "slices": stack.slices, "spacing": stack.spacing[2], "unit": stack.unit}
+    wide, high = grid.image_size
+    words = {"ImageJ": "1.54", "images": grid.slices, "slices": grid.slices, "spacing": grid.spacing[2], "unit": grid.unit}
     told = "".join(f"{key}={value}\n" for key, value in words.items() if value is not None)
     tags: dict[str, Any] = {
-        "resolution": (1 / stack.pixel_size, 1 / stack.pixel_size),  # pixels per unit; which unit, the description says
+        "resolution": (1 / grid.pixel_size, 1 / grid.pixel_size),  # pixels per unit; which unit, the description says
         "resolutionunit": "NONE",
         "description": told.encode("ascii", "backslashreplace").decode(),
         "metadata": None,
         "photometric": "minisblack",
         "software": "bdgd",
     }
-    with tifffile.TiffWriter(path, bigtiff=stack.slices * wide * high * 4 > _CLASSIC_TIFF) as file:
+    with tifffile.TiffWriter(path, bigtiff=grid.slices * wide * high * 4 > _CLASSIC_TIFF) as file:
 
         def add(image: Tensor) -> None:
             page = image.detach().to("cpu", torch.float32).T.flip(0)  # (W, H): rows from the largest y downward
-            file.write(page.contiguous().numpy(), contiguous=True, **tags)
+            try:
+                file.write(page.contiguous().numpy(), contiguous=True, **tags)
+            except OSError as error:
+                if error.errno is None:  # NumPy, which wrote part of it, does not say why it stopped
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from None
+                raise
 
         yield add

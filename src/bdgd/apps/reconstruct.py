@@ -17,11 +17,12 @@ from torch import Tensor
 
 from bdgd.apps.console import Output, Step
 from bdgd.apps.options import Device, Seed, choose_device, make_folder
-from bdgd.apps.outputs import NAMES, Stack, posterior_files
+from bdgd.apps.outputs import NAMES, Grid, posterior_files
 from bdgd.apps.places import Places, default_places, read_places
 from bdgd.apps.provenance import provenance
-from bdgd.apps.report import Subject, Thumbnail, report
+from bdgd.apps.report import report
 from bdgd.apps.residual import residual
+from bdgd.apps.subject import Subject, Thumbnail
 from bdgd.checks import InputError
 from bdgd.classical import fbp
 from bdgd.data import Scans, read_scans
@@ -34,7 +35,7 @@ from bdgd.operators import Geometry
 from bdgd.storage import replacing_together
 
 _THUMBNAILS, _THUMBNAIL_PIXELS = 12, 160
-_KEPT_BYTES = 2**28
+_KEPT_BYTES = 2**30
 
 Files = Annotated[list[Path], typer.Argument(metavar="SCAN...", help="Scan files: a sinogram, or a stack of them, with their geometry.")]
 Level = Annotated[float, typer.Option("--level", help="Level of the intervals, between 0 and 1.")]
@@ -71,7 +72,7 @@ def reconstruct(
     tasks = [_examine(path, job, slice) for path in scans]  # all of them, before the first is worked on
     folders = _folders(output, [task.path for task in tasks])
     rows: list[list[str]] = []
-    with out.progress("reconstructing", sum(task.stack.slices for task in tasks) * (draws if network.random else 1)) as step:
+    with out.progress("reconstructing", sum(task.grid.slices for task in tasks) * (draws if network.random else 1)) as step:
         for task, folder in zip(tasks, folders, strict=True):
             rows += _work(task, job, folder, step)
     _summarise(out, rows, folders)
@@ -94,7 +95,7 @@ class _Job:
         words = ["bdgd", "reconstruct", str(task.path), "--model", self.model, "--draws", str(self.draws), "--level", f"{self.level:g}"]
         words += ["--seed", str(self.seed)]
         words += ["--regions", str(self.regions)] if self.regions else []
-        words += ["--slice", str(task.shown)] if task.stack.slices > 1 else []
+        words += ["--slice", str(task.shown)] if task.grid.slices > 1 else []
         words += ["--nifti"] if self.nifti else []
         return shlex.join([*words, "-o", str(folder)])
 
@@ -104,14 +105,15 @@ class _Task:
     """One scan file that can be reconstructed."""
 
     path: Path
-    stack: Stack
+    grid: Grid
     geometry: Geometry
     places: Places
     shown: int  # the slice that the report shows
+    notes: tuple[str, ...] = ()  # what a reader did to the values
 
     def slices(self) -> Iterator[Scans]:
         """One slice after the other; no other is in memory."""
-        for index in range(self.stack.slices):
+        for index in range(self.grid.slices):
             yield read_scans(self.path, index)
 
 
@@ -123,7 +125,7 @@ def _examine(path: Path, job: _Job, shown: int | None) -> _Task:
     if shown is not None and shown >= count:
         raise InputError(f"--slice {shown}: {path} holds {count} slices, numbered from 0; give at most {count - 1}")
     places = default_places(first.geometry) if job.regions is None else read_places(job.regions, first.geometry)
-    return _Task(path, Stack.of(first, count), first.geometry, places, count // 2 if shown is None else shown)
+    return _Task(path, Grid.of(first, count), first.geometry, places, count // 2 if shown is None else shown, getattr(first, "notes", ()))
 
 
 def _count(path: Path) -> int:
@@ -150,19 +152,19 @@ def _folders(output: Path, scans: Sequence[Path]) -> list[Path]:
 def _work(task: _Task, job: _Job, folder: Path, step: Step) -> list[list[str]]:
     """Reconstruct one file and write its folder; a row of the summary for every slice."""
     start, origin = time.perf_counter(), _origin(task, job)
-    spread_out = set(torch.linspace(0, task.stack.slices - 1, min(task.stack.slices, _THUMBNAILS)).round().int().tolist())
+    spread_out = set(torch.linspace(0, task.grid.slices - 1, min(task.grid.slices, _THUMBNAILS)).round().int().tolist())
     rows, thumbnails, shown = [], [], None
     with replacing_together(folder, earlier=NAMES) as temporary:
-        with posterior_files(temporary, task.stack, job.level, origin, nifti=job.nifti) as add:
+        with posterior_files(temporary, task.grid, job.level, origin, nifti=job.nifti) as add:
             for index, scan in enumerate(task.slices()):
                 subject = _reconstruct(task, job, scan, index, step)
                 add(subject.posterior)
                 rows.append(_row(task.path.name, subject))
-                if task.stack.slices > 1 and index in spread_out:
+                if task.grid.slices > 1 and index in spread_out:
                     thumbnails.append(_thumbnail(subject))
                 shown = subject if index == task.shown else shown
         assert shown is not None
-        figure = panels([picture(shown.posterior, job.level, shown.truth, shown.stack.value_unit)])
+        figure = panels([picture(shown.posterior, job.level, shown.truth, shown.grid.value_unit)])
         figure.savefig(temporary / "posterior.png", dpi=160)
         origin["seconds"] = round(time.perf_counter() - start, 1)
         page = report(replace(shown, origin=origin, thumbnails=thumbnails, command=job.command(task, folder)))
@@ -178,7 +180,7 @@ def _reconstruct(task: _Task, job: _Job, scan: Scans, index: int, step: Step) ->
     return Subject(
         name=printable(task.path.name),
         geometry=task.geometry,
-        stack=task.stack,
+        grid=task.grid,
         posterior=posterior,
         fbp=fbp(A, y),
         residual=residual(A, posterior.mean, y, scan.noise),
@@ -186,7 +188,8 @@ def _reconstruct(task: _Task, job: _Job, scan: Scans, index: int, step: Step) ->
         level=job.level,
         truth=scan.images,
         slice=index,
-        calibrated=getattr(job.network, "calibration", None) is not None,
+        calibrated=getattr(posterior, "calibrated", False),
+        notes=task.notes,
     )
 
 
@@ -215,7 +218,8 @@ def _thumbnail(subject: Subject) -> Thumbnail:
 def _origin(task: _Task, job: _Job) -> dict[str, Any]:
     """Where the result comes from: the scan by its hash, the model with its own provenance, and what ran."""
     asked = {"model": printable(job.model), "draws": job.draws if job.network.random else 1, "level": job.level}
-    found = {"scan": printable(task.path.name), "scan_sha256": digest(task.path)}
+    found: dict[str, Any] = {"scan": printable(task.path.name), "scan_sha256": digest(task.path)}
+    found |= {"notes": list(task.notes)} if task.notes else {}
     return found | asked | provenance(job.seed, job.network.device) | {"model_provenance": job.network.provenance}
 
 
