@@ -161,6 +161,10 @@ def test_a_stack_shows_some_of_its_slices(subject: Subject) -> None:
     assert "scan.h5, slice 9" in text and "2 of 20 slices" in text and [i.size for i in pictures(text)].count((8, 6)) == 2
 
 
+def test_a_level_is_not_rounded_away(subject: Subject) -> None:
+    assert "Width of the 99.5% interval" in report(replace(subject, level=0.995)) and "90% interval" in report(subject)
+
+
 def test_calibrated_and_not_are_said(subject: Subject) -> None:
     assert "not calibrated" in report(subject) and "not calibrated" not in report(replace(subject, calibrated=True))
 

@@ -146,6 +146,11 @@ def escaped(text: object) -> str:
     return html.escape(str(text).encode("utf-8", "replace").decode())
 
 
+def percent(part: float) -> str:
+    """0.95 as 95%, 0.995 as 99.5%."""
+    return f"{100 * part:.4g}%"
+
+
 def short(value: float) -> str:
     """Three digits, with a true minus."""
     return f"{0.0 if abs(value) < 1e-12 else value:.3g}".replace("-", "−")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import shlex
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,22 +15,22 @@ import typer
 from torch import Tensor
 
 from bdgd.apps.console import Output, Step
-from bdgd.apps.options import Device, Seed, choose_device, make_folder
-from bdgd.apps.outputs import NAMES, Grid, posterior_files
-from bdgd.apps.places import Places, default_places, read_places
-from bdgd.apps.provenance import provenance
+from bdgd.apps.options import Device, Seed, choose_device
+from bdgd.apps.outputs import NAMES, posterior_files
+from bdgd.apps.pictures import percent
+from bdgd.apps.provenance import digest, printable, provenance
 from bdgd.apps.report import report
 from bdgd.apps.residual import residual
+from bdgd.apps.scan_tasks import Task, examine, result_folders
 from bdgd.apps.subject import Subject, Thumbnail
 from bdgd.checks import InputError
 from bdgd.classical import fbp
-from bdgd.data import Scans, read_scans
+from bdgd.data import Scans
 from bdgd.evaluation.figures import Panel, Scale, panels
 from bdgd.inference import Posterior
 from bdgd.inference import reconstruct as sample
 from bdgd.metrics import psnr
 from bdgd.models import Reconstructor, load
-from bdgd.operators import Geometry
 from bdgd.storage import replacing_together
 
 _THUMBNAILS, _THUMBNAIL_PIXELS = 12, 160
@@ -69,8 +68,8 @@ def reconstruct(
         raise InputError(f"--level must lie between 0 and 1, got {level:g}")
     network = load(model, device=where)
     job = _Job(network, model, draws, level, seed, nifti, regions)
-    tasks = [_examine(path, job, slice) for path in scans]  # all of them, before the first is worked on
-    folders = _folders(output, [task.path for task in tasks])
+    tasks = [examine(path, network, model, regions=regions, shown=slice) for path in scans]  # all of them, before the first is worked on
+    folders = result_folders(output, [task.path for task in tasks])
     rows: list[list[str]] = []
     with out.progress("reconstructing", sum(task.grid.slices for task in tasks) * (draws if network.random else 1)) as step:
         for task, folder in zip(tasks, folders, strict=True):
@@ -90,7 +89,7 @@ class _Job:
     nifti: bool
     regions: Path | None
 
-    def command(self, task: _Task, folder: Path) -> str:
+    def command(self, task: Task, folder: Path) -> str:
         """The line that makes this result again."""
         words = ["bdgd", "reconstruct", str(task.path), "--model", self.model, "--draws", str(self.draws), "--level", f"{self.level:g}"]
         words += ["--seed", str(self.seed)]
@@ -100,56 +99,7 @@ class _Job:
         return shlex.join([*words, "-o", str(folder)])
 
 
-@dataclass(frozen=True, eq=False)
-class _Task:
-    """One scan file that can be reconstructed."""
-
-    path: Path
-    grid: Grid
-    geometry: Geometry
-    places: Places
-    shown: int  # the slice that the report shows
-    notes: tuple[str, ...] = ()  # what a reader did to the values
-
-    def slices(self) -> Iterator[Scans]:
-        """One slice after the other; no other is in memory."""
-        for index in range(self.grid.slices):
-            yield read_scans(self.path, index)
-
-
-def _examine(path: Path, job: _Job, shown: int | None) -> _Task:
-    """Raise, before any work is done, unless the file fits the model and the options fit the file."""
-    first, count = read_scans(path, 0), _count(path)
-    _require_same_geometry(first, job.network, job.model)
-    assert first.geometry is not None
-    if shown is not None and shown >= count:
-        raise InputError(f"--slice {shown}: {path} holds {count} slices, numbered from 0; give at most {count - 1}")
-    places = default_places(first.geometry) if job.regions is None else read_places(job.regions, first.geometry)
-    return _Task(path, Grid.of(first, count), first.geometry, places, count // 2 if shown is None else shown, getattr(first, "notes", ()))
-
-
-def _count(path: Path) -> int:
-    """How many slices a scan file holds; of HDF5 without reading them."""
-    import h5py
-
-    if not h5py.is_hdf5(path):
-        return len(read_scans(path))
-    with h5py.File(path, "r") as file:
-        return int(file["sinogram"].shape[0])
-
-
-def _folders(output: Path, scans: Sequence[Path]) -> list[Path]:
-    """OUTPUT for one scan; for several a folder inside it with the name of each, numbered where names repeat."""
-    if len(scans) == 1:
-        return [make_folder(output)]
-    names: list[str] = []
-    for scan in scans:
-        copies = [name for name in names if name == scan.stem or name.rpartition("-")[0] == scan.stem]
-        names.append(f"{scan.stem}-{len(copies) + 1}" if copies else scan.stem)
-    return [make_folder(output / name) for name in names]
-
-
-def _work(task: _Task, job: _Job, folder: Path, step: Step) -> list[list[str]]:
+def _work(task: Task, job: _Job, folder: Path, step: Step) -> list[list[str]]:
     """Reconstruct one file and write its folder; a row of the summary for every slice."""
     start, origin = time.perf_counter(), _origin(task, job)
     spread_out = set(torch.linspace(0, task.grid.slices - 1, min(task.grid.slices, _THUMBNAILS)).round().int().tolist())
@@ -172,7 +122,7 @@ def _work(task: _Task, job: _Job, folder: Path, step: Step) -> list[list[str]]:
     return rows
 
 
-def _reconstruct(task: _Task, job: _Job, scan: Scans, index: int, step: Step) -> Subject:
+def _reconstruct(task: Task, job: _Job, scan: Scans, index: int, step: Step) -> Subject:
     """One slice, every one with the same draws of the weights: its result does not depend on the stack it is in."""
     A, y = job.network.A, scan.sinograms.to(job.network.device)
     generator = torch.Generator().manual_seed(job.seed)
@@ -215,30 +165,12 @@ def _thumbnail(subject: Subject) -> Thumbnail:
     return Thumbnail(subject.slice, small, float(subject.posterior.std.mean()), subject.residual.ratio)
 
 
-def _origin(task: _Task, job: _Job) -> dict[str, Any]:
+def _origin(task: Task, job: _Job) -> dict[str, Any]:
     """Where the result comes from: the scan by its hash, the model with its own provenance, and what ran."""
     asked = {"model": printable(job.model), "draws": job.draws if job.network.random else 1, "level": job.level}
     found: dict[str, Any] = {"scan": printable(task.path.name), "scan_sha256": digest(task.path)}
     found |= {"notes": list(task.notes)} if task.notes else {}
     return found | asked | provenance(job.seed, job.network.device) | {"model_provenance": job.network.provenance}
-
-
-def printable(name: str) -> str:
-    """A file's name with a question mark for every byte of it that is no text."""
-    return name.encode("utf-8", "replace").decode()
-
-
-def digest(path: Path) -> str:
-    """SHA-256 of a file, or of all names and files in a folder."""
-    total = hashlib.sha256()
-    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
-        if path.is_dir():
-            total.update(file.relative_to(path).as_posix().encode("utf-8", "surrogateescape") + b"\0")
-        if file.is_file():
-            with file.open("rb") as stream:
-                while block := stream.read(1 << 20):
-                    total.update(block)
-    return total.hexdigest()
 
 
 def picture(posterior: Posterior, level: float = 0.95, truth: Tensor | None = None, unit: str = "") -> list[Panel]:
@@ -254,27 +186,11 @@ def picture(posterior: Posterior, level: float = 0.95, truth: Tensor | None = No
         Panel(mean, "mean", Scale(f"value{named}", 0.0, float(mean.max()) or 1.0)),
         spread(epistemic, "epistemic std", "epistemic standard deviation"),
         spread(std, "std", "standard deviation"),
-        spread((upper - lower)[0, 0], f"{level:.0%} interval width", f"width of the {level:.0%} interval"),
+        spread((upper - lower)[0, 0], f"{percent(level)} interval width", f"width of the {percent(level)} interval"),
     ]
     if truth is not None:
         shown.append(spread((mean.cpu() - truth[0, 0].cpu()).abs(), "error", "absolute error"))
     return shown
-
-
-def _require_same_geometry(scans: Scans, model: Reconstructor, name: str) -> None:
-    ours, theirs = scans.geometry, getattr(model.A, "geometry", None)
-    if ours == theirs or ours is None:
-        return
-    mine, known = ours.to_dict(), theirs.to_dict() if theirs is not None else {}
-    differing = [key for key in mine if mine.get(key) != known.get(key)]
-    words = "; ".join(f"{key} is {_short(mine.get(key))} in the scan and {_short(known.get(key))} in the model" for key in differing)
-    raise InputError(f"the model {name} was trained for another geometry: {words}; train a model for this geometry with bdgd train")
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, list) and len(value) > 3:
-        return f"{len(value)} values from {value[0]:.4g} to {value[-1]:.4g}"
-    return f"{value}"
 
 
 def _row(name: str, subject: Subject) -> list[str]:

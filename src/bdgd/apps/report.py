@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 import bdgd
-from bdgd.apps.pictures import escaped, short
+from bdgd.apps.pictures import escaped, percent, short
 from bdgd.apps.report_figures import image_figures, profile_drawings, profile_legend, stack_section
 from bdgd.apps.residual import Residual
 from bdgd.apps.subject import Subject
@@ -64,7 +64,7 @@ def _lead(subject: Subject) -> str:
     model, draws = escaped(subject.origin.get("model", "a model")), subject.posterior.number
     made = "one pass" if draws == 1 else f"{draws} draws"
     trust = (
-        f"Its intervals of level {subject.level:.0%} are calibrated on scans of known truth."
+        f"Its intervals of level {percent(subject.level)} are calibrated on scans of known truth."
         if subject.calibrated
         else "Its error bars are as the model states them, not calibrated: they rank pixels, and may be too narrow or too wide."
     )
@@ -96,7 +96,7 @@ def _against_truth(subject: Subject, truth: Tensor) -> list[tuple[str, str]]:
     inside = float(((lower <= truth) & (truth <= upper)).float().mean())
     return [
         ("PSNR, mean (FBP)", f"{mean:.2f} ({start:.2f}) dB"),
-        (f"Truth in the {subject.level:.0%} interval", f"{inside:.1%} of the pixels"),
+        (f"Truth in the {percent(subject.level)} interval", f"{inside:.1%} of the pixels"),
     ]
 
 
@@ -117,7 +117,7 @@ def _regions_note(subject: Subject) -> str:
 def _regions(subject: Subject) -> str:
     masks = [disc.mask(subject.geometry) for disc in subject.places.discs]
     found = [subject.posterior.region(mask, subject.level) for mask in masks]
-    head = ["", "disc", "pixels", "mean", "std", f"{subject.level:.0%} interval"] + (
+    head = ["", "disc", "pixels", "mean", "std", f"{percent(subject.level)} interval"] + (
         ["truth", "inside"] if subject.truth is not None else []
     )
     rows = [f"<tr>{''.join(_cell(cell, k, 'th') for k, cell in enumerate(head))}</tr>"]

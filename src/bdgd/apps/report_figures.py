@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bdgd.apps.pictures import Colours, Curve, colour_bar, escaped, marks, png, profile, short, spread_colours
+from bdgd.apps.pictures import Colours, Curve, colour_bar, escaped, marks, percent, png, profile, short, spread_colours
 from bdgd.apps.subject import Subject
 
 
@@ -27,7 +27,7 @@ def image_figures(subject: Subject) -> list[str]:
     if error is not None:
         shown.append(("Error", "|mean − truth|, on the scale of the standard deviation", error, spread, ""))
     shown.append(("Epistemic part", "standard deviation over the draws of the weights", epistemic, spread_colours(epistemic), ""))
-    shown.append((f"Width of the {subject.level:.0%} interval", "upper minus lower bound", width, spread_colours(width), ""))
+    shown.append((f"Width of the {percent(subject.level)} interval", "upper minus lower bound", width, spread_colours(width), ""))
     return [_figure(*parts, unit) for parts in shown]
 
 
@@ -55,7 +55,7 @@ def stack_section(subject: Subject) -> str:
 
 
 def profile_legend(subject: Subject) -> str:
-    entries = [("mean", "mean", False), ("band", f"{subject.level:.0%} interval", True), ("fbp", "filtered back-projection", False)]
+    entries = [("mean", "mean", False), ("band", f"{percent(subject.level)} interval", True), ("fbp", "filtered back-projection", False)]
     entries += [("truth", "truth", False)] if subject.truth is not None else []
 
     def sample(name: str, area: bool) -> str:
