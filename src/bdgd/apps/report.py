@@ -79,13 +79,19 @@ def _facts(subject: Subject) -> list[tuple[str, str]]:
         ("Image", f"{wide} × {high} pixels, size {size}"),
         ("Scan", f"{beam} beam, {geometry.views} views over {arc:.4g}°, {geometry.detectors} detectors"),
         ("Standard deviation, mean", subject.grid.with_unit(short(float(subject.posterior.std.mean())))),
-        ("Residual / noise", f"{subject.residual.ratio:.2f}" if math.isfinite(subject.residual.ratio) else "noise not known"),
+        ("Residual / noise", _ratio(subject.residual)),
     ]
     if subject.grid.slices > 1:
         facts.insert(1, ("Grid", f"slice {subject.slice}, of 0 to {subject.grid.slices - 1}"))
     if subject.truth is not None:
         facts += _against_truth(subject, subject.truth.cpu())
     return facts
+
+
+def _ratio(residual: Residual) -> str:
+    if not math.isfinite(residual.ratio):
+        return "noise not known"
+    return f"{residual.ratio:.2f}" + (", noise estimated" if residual.estimated else "")
 
 
 def _against_truth(subject: Subject, truth: Tensor) -> list[tuple[str, str]]:
@@ -146,8 +152,11 @@ def _agreement(residual: Residual) -> str:
     )
     if not math.isfinite(residual.ratio):
         return escaped(f"{found} {residual.verdict()}")
-    how = "estimated from neighbouring detectors" if residual.estimated else "as the scan states it"
-    return escaped(f"{found} The noise, {how}, is {short(residual.noise)}: a ratio of {residual.ratio:.2f}. {residual.verdict()}")
+    if residual.estimated:
+        noise = f"The noise, estimated from neighbouring detectors, is at most about {short(residual.noise)}: a ratio of at least"
+    else:
+        noise = f"The noise, as the scan states it, is {short(residual.noise)}: a ratio of"
+    return escaped(f"{found} {noise} {residual.ratio:.2f}. {residual.verdict()}")
 
 
 def _notes(notes: Sequence[str]) -> str:
