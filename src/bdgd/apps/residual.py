@@ -12,7 +12,6 @@ from torch import Tensor
 from bdgd.data import GaussianNoise, Noise, PoissonNoise
 from bdgd.operators import LinearOperator
 
-
 _QUARTER = NormalDist().inv_cdf(0.625)  # a quarter of all |n|, n standard normal, lies below it
 
 
