@@ -128,7 +128,7 @@ def test_demo_writes_what_it_says(tmp_path: Path) -> None:
     result = bdgd("demo", "-o", tmp_path / "new" / "demo", "--device", "cpu", "--draws", 3)
     assert result.exit_code == 0, result.output
     folder = tmp_path / "new" / "demo"
-    assert sorted(path.name for path in folder.iterdir()) == ["demo.json", "demo.png"]
+    assert sorted(path.name for path in folder.iterdir()) == ["demo.json", "demo.png", "report.html"]
     assert str(folder / "demo.png") in result.output and "Try next" in result.output
     assert (folder / "demo.png").read_bytes().startswith(b"\x89PNG")
     written = json.loads((folder / "demo.json").read_text())

@@ -6,7 +6,8 @@ import contextlib
 import json
 import os
 import secrets
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,34 @@ def replacing(path: str | Path) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def replacing_together(folder: str | Path, *, earlier: Sequence[str] = ()) -> Iterator[Path]:
+    """A hidden folder inside `folder`, whose files move up to it when all of them are written; after a failure it is gone.
+
+    earlier: the names that a result may have there; those that are not written again are removed, so that two results never mix.
+    """
+    folder = Path(folder)
+    temporary = folder / f".{secrets.token_hex(4)}.tmp"
+    try:
+        temporary.mkdir()
+        yield temporary
+        names = sorted(path.name for path in temporary.iterdir())
+        for name in names:
+            if (folder / name).is_dir():
+                raise InputError(f"cannot write {folder / name}: it is a folder; move it away or choose another folder")
+            _flush(temporary / name)
+        for name in set(earlier) - set(names):
+            (folder / name).unlink(missing_ok=True)
+        for name in names:
+            os.replace(temporary / name, folder / name)
+        _flush(folder)
+    except OSError as error:
+        reason = error.strerror or " ".join(str(error).split())
+        raise InputError(f"cannot write to the folder {folder}: {reason}; check that it can be written to and has room") from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def write_json(path: str | Path, value: Any) -> None:

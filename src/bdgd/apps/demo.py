@@ -1,7 +1,8 @@
-"""`bdgd demo`: the paper's sparse-view scan of two phantoms, reconstructed, as a figure and a table."""
+"""`bdgd demo`: the paper's sparse-view scan of two phantoms, reconstructed, as a figure, a table and a report."""
 
 from __future__ import annotations
 
+import shlex
 import time
 from enum import StrEnum
 from pathlib import Path
@@ -13,14 +14,20 @@ from torch import Tensor
 
 from bdgd.apps.console import Output
 from bdgd.apps.options import Device, Seed, choose_device, make_folder
+from bdgd.apps.outputs import Grid
+from bdgd.apps.places import default_places
 from bdgd.apps.provenance import hardware, provenance
+from bdgd.apps.reconstruct import keep_draws
+from bdgd.apps.report import report
+from bdgd.apps.residual import residual
+from bdgd.apps.subject import Subject
 from bdgd.classical import fbp, tv
 from bdgd.data import GaussianNoise, ellipse_images, named_generator, shepp_logan, simulate
 from bdgd.evaluation import Panel, Scale, panels, save_figure
-from bdgd.inference import reconstruct
+from bdgd.inference import Posterior
 from bdgd.metrics import psnr, ssim
-from bdgd.models import load
-from bdgd.storage import write_json
+from bdgd.models import Reconstructor, load
+from bdgd.storage import replacing, write_json
 
 MODEL = "sparse30-mfvi"
 NOISE = GaussianNoise(0.01)
@@ -41,7 +48,7 @@ class YesNo(StrEnum):
 
 
 Folder = Annotated[Path, typer.Option("--output", "-o", help="The folder to write to.")]
-Open = Annotated[YesNo, typer.Option("--open", help="Show the figure afterwards.")]
+Open = Annotated[YesNo, typer.Option("--open", help="Show the report afterwards.")]
 
 
 def demo(
@@ -52,7 +59,7 @@ def demo(
     seed: Seed = 0,
     device: Device = "auto",
 ) -> None:
-    """Reconstruct a scan of 30 views with error bars, by shipped weights, beside FBP and TV; write a figure. Needs no input."""
+    """Reconstruct a scan of 30 views with error bars, by shipped weights, beside FBP and TV; write figure and report. Needs no input."""
     where = choose_device(device)
     make_folder(output)
     start = time.perf_counter()
@@ -60,26 +67,53 @@ def demo(
     A = model.A
     truth = torch.cat((shepp_logan(128), ellipse_images("test", ELLIPSE_IMAGE + 1)[ELLIPSE_IMAGE:]))
     y = simulate(A, truth, NOISE, generator=named_generator("demo noise", seed)).sinograms.to(where)
-    with out.progress("reconstructing", 3) as step:
+    with out.progress("reconstructing", 2 + len(PHANTOMS) * draws) as step:
         estimates = {"FBP": fbp(A, y).cpu()}
         step(figure="TV")
         estimates["TV"] = tv(A, y, **TV).cpu()
         step(figure=f"bdgd, {draws} draws")
-        posterior = reconstruct(model, y, draws, generator=named_generator("demo draws", seed))
-        estimates["bdgd"] = posterior.mean.cpu()
-        step()
+        # One by one: the report looks at the draws of the first alone, and an image's result does not depend on its batch.
+        posteriors = [keep_draws(model, part, draws, named_generator("demo draws", seed), step) for part in y.split(1)]
+    estimates["bdgd"] = torch.cat([posterior.mean.cpu() for posterior in posteriors])
+    origin = {**provenance(seed, where), "model": MODEL, "draws": draws}
+    command = f"bdgd demo --draws {draws} --seed {seed} -o {shlex.quote(str(output))}"
+    _report(output, model, y[:1], truth[:1], posteriors[0], {**origin, "model_provenance": model.provenance}, command)
     rows = _score(truth, estimates)
-    _write(output, truth, estimates, posterior.epistemic.sqrt().cpu(), rows, {**provenance(seed, where), "model": MODEL, "draws": draws})
+    _write(output, truth, estimates, torch.cat([p.epistemic.sqrt().cpu() for p in posteriors]), rows, origin)
     out.table(
         ("phantom", "method", "PSNR / dB", "SSIM"),
         [(row["phantom"], row["method"], f"{row['psnr']:.2f}", f"{row['ssim']:.4f}") for row in rows],
         "30 views of 128 x 128 pixels, 1 % noise",
         right=("PSNR / dB", "SSIM"),
     )
-    out.say(f"wrote {output / 'demo.png'} and {output / 'demo.json'} in {time.perf_counter() - start:.1f} s on {hardware(where)}")
+    written = f"{output / 'report.html'}, {output / 'demo.png'} and {output / 'demo.json'}"
+    out.say(f"wrote {written} in {time.perf_counter() - start:.1f} s on {hardware(where)}")
     out.table(("", ""), NEXT, "Try next")
-    if open == YesNo.yes and typer.launch(str(output / "demo.png")):
-        out.note(f"no program opened {output / 'demo.png'}; open it by hand")
+    if open == YesNo.yes and typer.launch(str(output / "report.html")):
+        out.note(f"no program opened {output / 'report.html'}; open it by hand")
+
+
+def _report(
+    folder: Path, model: Reconstructor, y: Tensor, truth: Tensor, posterior: Posterior, origin: dict[str, Any], command: str
+) -> None:
+    """The report of the first phantom, as `bdgd reconstruct` would write it."""
+    geometry = model.A.geometry  # type: ignore[attr-defined]
+    subject = Subject(
+        name=f"{PHANTOMS[0]} phantom",
+        geometry=geometry,
+        grid=Grid(1, geometry.image_size, geometry.pixel_size),
+        posterior=posterior,
+        fbp=fbp(model.A, y),
+        residual=residual(model.A, posterior.mean, y, NOISE),
+        places=default_places(geometry),
+        level=0.95,
+        origin=origin,
+        command=command,
+        truth=truth,
+        calibrated=getattr(posterior, "calibrated", False),
+    )
+    with replacing(folder / "report.html") as temporary:
+        temporary.write_text(report(subject), encoding="utf-8")
 
 
 def _score(truth: Tensor, estimates: dict[str, Tensor]) -> list[dict[str, Any]]:

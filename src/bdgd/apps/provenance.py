@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 import importlib.metadata
 import os
 import platform
@@ -71,3 +72,21 @@ def _processor() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine() or "unknown processor"
+
+
+def printable(name: str) -> str:
+    """A file's name with a question mark for every byte of it that is no text."""
+    return name.encode("utf-8", "replace").decode()
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file, or of all names and files in a folder."""
+    total = hashlib.sha256()
+    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        if path.is_dir():
+            total.update(file.relative_to(path).as_posix().encode("utf-8", "surrogateescape") + b"\0")
+        if file.is_file():
+            with file.open("rb") as stream:
+                while block := stream.read(1 << 20):
+                    total.update(block)
+    return total.hexdigest()

@@ -1,7 +1,12 @@
-"""`bdgd reconstruct`: sinograms in, images with error bars out."""
+"""`bdgd reconstruct`: sinograms in, images with error bars and a report out, scan after scan and slice after slice."""
 
 from __future__ import annotations
 
+import math
+import shlex
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,108 +14,196 @@ import torch
 import typer
 from torch import Tensor
 
-from bdgd.apps.console import Output
-from bdgd.apps.options import Device, Seed, choose_device, make_folder
-from bdgd.apps.provenance import provenance
+from bdgd.apps.console import Output, Step
+from bdgd.apps.options import Device, Seed, choose_device
+from bdgd.apps.outputs import NAMES, posterior_files
+from bdgd.apps.pictures import percent
+from bdgd.apps.provenance import digest, printable, provenance
+from bdgd.apps.report import report
+from bdgd.apps.residual import residual
+from bdgd.apps.scan_tasks import Task, examine, result_folders
+from bdgd.apps.subject import Subject, Thumbnail
 from bdgd.checks import InputError
-from bdgd.data import Scans, read_scans
-from bdgd.evaluation.figures import Panel, Scale, panels, save_figure
+from bdgd.classical import fbp
+from bdgd.data import Scans
+from bdgd.evaluation.figures import Panel, Scale, panels
 from bdgd.inference import Posterior
 from bdgd.inference import reconstruct as sample
 from bdgd.metrics import psnr
 from bdgd.models import Reconstructor, load
-from bdgd.storage import replacing
+from bdgd.storage import replacing_together
+
+_THUMBNAILS, _THUMBNAIL_PIXELS = 12, 160
+_KEPT_BYTES = 2**30
+
+Files = Annotated[list[Path], typer.Argument(metavar="SCAN...", help="Scan files: a sinogram, or a stack of them, with their geometry.")]
+Level = Annotated[float, typer.Option("--level", help="Level of the intervals, between 0 and 1.")]
+Regions = Annotated[Path | None, typer.Option("--regions", help="TOML file with discs and a profile line for the report.")]
+Shown = Annotated[
+    int | None, typer.Option("--slice", min=0, help="The slice of a stack that the report shows; the middle one unless given.")
+]
+Nifti = Annotated[bool, typer.Option("--nifti", help="Also write mean.nii and std.nii.")]
 
 
 def reconstruct(
     out: Output,
-    scan: Annotated[Path, typer.Argument(help="A scan: HDF5 with a sinogram and its geometry, as `bdgd simulate` writes it.")],
+    scans: Files,
     model: Annotated[str, typer.Option("--model", "-m", help="A shipped model by name, or a .safetensors file.")] = "sparse30-mfvi",
     output: Annotated[Path, typer.Option("-o", "--output", help="The folder to write.")] = Path("reconstruction"),
     draws: Annotated[int, typer.Option("--draws", min=1, help="Monte-Carlo draws.")] = 100,
-    level: Annotated[float, typer.Option("--level", help="Level of the interval.")] = 0.95,
+    level: Level = 0.95,
+    regions: Regions = None,
+    slice: Shown = None,
+    nifti: Nifti = False,
     seed: Seed = 0,
     device: Device = "auto",
 ) -> None:
-    """Reconstruct a scan with a trained model: mean, standard deviation and interval per pixel.
+    """Reconstruct scans with a trained model: mean, standard deviation and interval per pixel, and a report.
 
-    Writes OUTPUT/posterior.h5 (mean, std, epistemic, aleatoric, lower, upper, provenance) and OUTPUT/posterior.png.
+    Writes posterior.h5, mean.tif, std.tif, posterior.png and report.html to OUTPUT, or to one folder per scan inside it for
+    several scans. Open report.html first.
     """
     where = choose_device(device)
-    scans = read_scans(scan)
+    if not 0 < level < 1:
+        raise InputError(f"--level must lie between 0 and 1, got {level:g}")
     network = load(model, device=where)
-    _require_same_geometry(scans, network, model)
-    folder = make_folder(output)
-    source = {"scan": scan.name, "model": model, "draws": draws, "level": level, "model_provenance": network.provenance}
-    posteriors = []
-    with out.progress("reconstructing", len(scans)) as step:
-        for index in range(len(scans)):
-            y = scans.sinograms[index : index + 1].to(where)
-            posteriors.append(sample(network, y, draws, generator=torch.Generator().manual_seed(seed)))
-            step(1)
-    _write(folder / "posterior.h5", posteriors, level, source | provenance(seed, where))
-    save_figure(panels([picture(posteriors[0], level, scans.images)]), folder / "posterior.png")
-    _summarise(out, posteriors, scans, folder)
+    job = _Job(network, model, draws, level, seed, nifti, regions)
+    tasks = [examine(path, network, model, regions=regions, shown=slice) for path in scans]  # all of them, before the first is worked on
+    folders = result_folders(output, [task.path for task in tasks])
+    rows: list[list[str]] = []
+    with out.progress("reconstructing", sum(task.grid.slices for task in tasks) * (draws if network.random else 1)) as step:
+        for task, folder in zip(tasks, folders, strict=True):
+            rows += _work(task, job, folder, step)
+    _summarise(out, rows, folders)
 
 
-def picture(posterior: Posterior, level: float = 0.95, truth: Tensor | None = None) -> list[Panel]:
+@dataclass(frozen=True, eq=False)
+class _Job:
+    """What all scans share."""
+
+    network: Reconstructor
+    model: str
+    draws: int
+    level: float
+    seed: int
+    nifti: bool
+    regions: Path | None
+
+    def command(self, task: Task, folder: Path) -> str:
+        """The line that makes this result again."""
+        words = ["bdgd", "reconstruct", str(task.path), "--model", self.model, "--draws", str(self.draws), "--level", f"{self.level:g}"]
+        words += ["--seed", str(self.seed)]
+        words += ["--regions", str(self.regions)] if self.regions else []
+        words += ["--slice", str(task.shown)] if task.grid.slices > 1 else []
+        words += ["--nifti"] if self.nifti else []
+        return shlex.join([*words, "-o", str(folder)])
+
+
+def _work(task: Task, job: _Job, folder: Path, step: Step) -> list[list[str]]:
+    """Reconstruct one file and write its folder; a row of the summary for every slice."""
+    start, origin = time.perf_counter(), _origin(task, job)
+    spread_out = set(torch.linspace(0, task.grid.slices - 1, min(task.grid.slices, _THUMBNAILS)).round().int().tolist())
+    rows, thumbnails, shown = [], [], None
+    with replacing_together(folder, earlier=NAMES) as temporary:
+        with posterior_files(temporary, task.grid, job.level, origin, nifti=job.nifti) as add:
+            for index, scan in enumerate(task.slices()):
+                subject = _reconstruct(task, job, scan, index, step)
+                add(subject.posterior)
+                rows.append(_row(task.path.name, subject))
+                if task.grid.slices > 1 and index in spread_out:
+                    thumbnails.append(_thumbnail(subject))
+                shown = subject if index == task.shown else shown
+        assert shown is not None
+        figure = panels([picture(shown.posterior, job.level, shown.truth, shown.grid.value_unit)])
+        figure.savefig(temporary / "posterior.png", dpi=160)
+        origin["seconds"] = round(time.perf_counter() - start, 1)
+        page = report(replace(shown, origin=origin, thumbnails=thumbnails, command=job.command(task, folder)))
+        (temporary / "report.html").write_text(page, encoding="utf-8")
+    return rows
+
+
+def _reconstruct(task: Task, job: _Job, scan: Scans, index: int, step: Step) -> Subject:
+    """One slice, every one with the same draws of the weights: its result does not depend on the stack it is in."""
+    A, y = job.network.A, scan.sinograms.to(job.network.device)
+    generator = torch.Generator().manual_seed(job.seed)
+    posterior = keep_draws(job.network, y, job.draws, generator, step, keep=index == task.shown)
+    return Subject(
+        name=printable(task.path.name),
+        geometry=task.geometry,
+        grid=task.grid,
+        posterior=posterior,
+        fbp=fbp(A, y),
+        residual=residual(A, posterior.mean, y, scan.noise),
+        places=task.places,
+        level=job.level,
+        truth=scan.images,
+        slice=index,
+        calibrated=getattr(posterior, "calibrated", False),
+        notes=task.notes,
+    )
+
+
+def keep_draws(model: Reconstructor, y: Tensor, draws: int, generator: torch.Generator, step: Step, *, keep: bool = True) -> Posterior:
+    """The posterior of y; where they fit, its draws stay in memory, so that a report which looks at them need not make them again."""
+    kept: list[Tensor] = []
+    keep = keep and draws * len(y) * math.prod(model.A.domain_shape) * 4 <= _KEPT_BYTES
+
+    def look(draw: Tensor) -> None:
+        step()
+        if keep:
+            kept.append(draw)
+
+    posterior = sample(model, y, draws, generator=generator, on_draw=look)
+    return replace(posterior, replay=lambda: iter(kept)) if keep else posterior
+
+
+def _thumbnail(subject: Subject) -> Thumbnail:
+    """The mean, averaged over so many pixels that it gets small."""
+    mean = subject.posterior.mean
+    factor = -(-max(mean.shape[2:]) // _THUMBNAIL_PIXELS)
+    small = torch.nn.functional.avg_pool2d(mean, factor, ceil_mode=True)[0, 0].cpu()
+    return Thumbnail(subject.slice, small, float(subject.posterior.std.mean()), subject.residual.ratio)
+
+
+def _origin(task: Task, job: _Job) -> dict[str, Any]:
+    """Where the result comes from: the scan by its hash, the model with its own provenance, and what ran."""
+    asked = {"model": printable(job.model), "draws": job.draws if job.network.random else 1, "level": job.level}
+    found: dict[str, Any] = {"scan": printable(task.path.name), "scan_sha256": digest(task.path)}
+    found |= {"notes": list(task.notes)} if task.notes else {}
+    return found | asked | provenance(job.seed, job.network.device) | {"model_provenance": job.network.provenance}
+
+
+def picture(posterior: Posterior, level: float = 0.95, truth: Tensor | None = None, unit: str = "") -> list[Panel]:
     """Panels of the first image: mean, standard deviation, interval width, and the error where the truth is known."""
     lower, upper = posterior.interval(level)
-    value = Scale("value", 0.0, float(posterior.mean[0].max()))
-    spread = Scale("standard deviation", 0.0, float(posterior.std[0].max()), "magma")
-    width = Scale(f"width of the {level:.0%} interval", 0.0, float((upper - lower)[0].max()), "magma")
-    epistemic = posterior.epistemic[0, 0].sqrt()
+    named = f" ({unit})".replace("$", r"\$") if unit else ""  # a dollar would start mathematics
+
+    def spread(image: Tensor, title: str, label: str) -> Panel:
+        return Panel(image, title, Scale(label + named, 0.0, float(image.max()) or 1.0, "magma"))
+
+    mean, std, epistemic = posterior.mean[0, 0], posterior.std[0, 0], posterior.epistemic[0, 0].sqrt()
     shown = [
-        Panel(posterior.mean[0, 0], "mean", value),
-        Panel(epistemic, "epistemic std", Scale("epistemic standard deviation", 0.0, float(epistemic.max()), "magma")),
-        Panel(posterior.std[0, 0], "std", spread),
-        Panel((upper - lower)[0, 0], f"{level:.0%} interval width", width),
+        Panel(mean, "mean", Scale(f"value{named}", 0.0, float(mean.max()) or 1.0)),
+        spread(epistemic, "epistemic std", "epistemic standard deviation"),
+        spread(std, "std", "standard deviation"),
+        spread((upper - lower)[0, 0], f"{percent(level)} interval width", f"width of the {percent(level)} interval"),
     ]
     if truth is not None:
-        error = (posterior.mean[:1].cpu() - truth[:1].cpu())[0, 0].abs()
-        shown.append(Panel(error, "absolute error", Scale("absolute error", 0.0, float(error.max()), "magma")))
+        shown.append(spread((mean.cpu() - truth[0, 0].cpu()).abs(), "error", "absolute error"))
     return shown
 
 
-def _require_same_geometry(scans: Scans, model: Reconstructor, name: str) -> None:
-    ours, theirs = scans.geometry, getattr(model.A, "geometry", None)
-    if ours == theirs or ours is None:
-        return
-    mine, known = ours.to_dict(), theirs.to_dict() if theirs is not None else {}
-    differing = [key for key in mine if mine.get(key) != known.get(key)]
-    words = "; ".join(f"{key} is {_short(mine.get(key))} in the scan and {_short(known.get(key))} in the model" for key in differing)
-    raise InputError(f"the model {name} was trained for another geometry: {words}; train a model for this geometry with bdgd train")
+def _row(name: str, subject: Subject) -> list[str]:
+    posterior = subject.posterior
+    figures = [f"{float(posterior.mean.max()):.4g}", f"{float(posterior.std.mean()):.3g}", f"{float(posterior.std.max()):.3g}"]
+    quality = "" if subject.truth is None else f"{float(psnr(posterior.mean.cpu(), subject.truth)):.2f}"
+    return [name, str(subject.slice), *figures, f"{subject.residual.ratio:.2f}", quality]
 
 
-def _short(value: Any) -> str:
-    if isinstance(value, list) and len(value) > 3:
-        return f"{len(value)} values from {value[0]:.4g} to {value[-1]:.4g}"
-    return f"{value}"
-
-
-def _write(path: Path, posteriors: list[Posterior], level: float, source: dict[str, Any]) -> None:
-    """One slice per scan in every dataset (B, H, W)."""
-    import json
-
-    import h5py
-
-    with replacing(path) as temporary, h5py.File(temporary, "x") as file:
-        for name in ("mean", "std", "epistemic", "aleatoric"):
-            file[name] = torch.cat([getattr(p, name)[:, 0] for p in posteriors]).cpu().numpy()
-        intervals = [p.interval(level) for p in posteriors]
-        for side, name in enumerate(("lower", "upper")):
-            file[name] = torch.cat([interval[side][:, 0] for interval in intervals]).cpu().numpy()
-        file.attrs["level"] = level
-        file.attrs["provenance"] = json.dumps(source)
-
-
-def _summarise(out: Output, posteriors: list[Posterior], scans: Scans, folder: Path) -> None:
-    rows = []
-    for index, posterior in enumerate(posteriors):
-        row = [str(index), f"{float(posterior.mean.max()):.4g}", f"{float(posterior.std.mean()):.3g}", f"{float(posterior.std.max()):.3g}"]
-        if scans.images is not None:
-            row.append(f"{float(psnr(posterior.mean.cpu(), scans.images[index : index + 1])):.2f}")
-        rows.append(row)
-    columns = ["slice", "largest value", "mean std", "largest std"] + (["PSNR (dB)"] if scans.images is not None else [])
-    out.table(columns, rows, right=columns)
-    out.say(f"wrote {folder / 'posterior.h5'} and {folder / 'posterior.png'}")
+def _summarise(out: Output, rows: list[list[str]], folders: Sequence[Path]) -> None:
+    columns = ["scan", "slice", "largest value", "mean std", "largest std", "residual / noise", "PSNR (dB)"]
+    if not any(row[-1] for row in rows):  # no truth is known
+        columns, rows = columns[:-1], [row[:-1] for row in rows]
+    out.table(columns, rows, right=columns[1:])
+    for folder in folders:
+        out.say(f"wrote {folder}; open {folder / 'report.html'}")

@@ -28,16 +28,18 @@ def reconstruct(
     draw: str = "weights",
     blocks: int | None = None,
     precision: str = "auto",
+    on_draw: Callable[[Tensor], None] | None = None,
 ) -> Posterior:
     """The posterior of the images behind sinograms y (B, 1, V, D), from `draws` Monte-Carlo draws.
 
     draw: "weights" draws each block's weights once per draw, for the whole image; "pixels" draws the output of each last
     layer independently in every pixel, as the authors' code does. blocks: use only the first blocks of the cascade.
     precision: "auto" computes the features of the blocks in bfloat16 on a GPU, as in training; "float32" everywhere the same.
+    on_draw: called with each draw (B, 1, H, W) once it is there, for whoever shows the progress or looks at draws.
     """
     last = len(model.blocks) if isinstance(model, DeepGradientDescent) else 1
     used = last if blocks is None else blocks
-    return reconstruct_blocks(model, y, (used,), draws, generator=generator, draw=draw, precision=precision)[used]
+    return reconstruct_blocks(model, y, (used,), draws, generator=generator, draw=draw, precision=precision, on_draw=on_draw)[used]
 
 
 def reconstruct_blocks(
@@ -49,6 +51,7 @@ def reconstruct_blocks(
     generator: torch.Generator | None = None,
     draw: str = "weights",
     precision: str = "auto",
+    on_draw: Callable[[Tensor], None] | None = None,
 ) -> dict[int, Posterior]:
     """The posteriors after several blocks, counted from 1, from the same draws in one pass: how the image comes about."""
     model.check(y)
@@ -61,6 +64,8 @@ def reconstruct_blocks(
     for images in _draws(frozen, sinograms, count, seed, draw, at, fast):
         for moments_, image in zip(running, images, strict=True):
             moments_.add(image)
+        if on_draw is not None:
+            on_draw(images[-1])
 
     def replay(block: int) -> Callable[[], Iterator[Tensor]]:
         return lambda: (images[0] for images in _draws(frozen, sinograms, count, seed, draw, (block,), fast))

@@ -1,0 +1,188 @@
+"""`report.html`: one file, without network, that says what was reconstructed, with what, and how far to trust it.
+
+Every text that may come from a file passes through `escaped`; the page's own rules forbid it to load or run anything.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from importlib.resources import files
+from string import Template
+from typing import Any
+
+from torch import Tensor
+
+import bdgd
+from bdgd.apps.pictures import escaped, percent, short
+from bdgd.apps.report_figures import image_figures, profile_drawings, profile_legend, stack_section
+from bdgd.apps.residual import Residual
+from bdgd.apps.subject import Subject
+from bdgd.metrics import psnr
+from bdgd.operators import FanBeam
+
+
+def report(subject: Subject) -> str:
+    """The page as text."""
+    template = Template(files("bdgd.apps").joinpath("report.html").read_text(encoding="utf-8"))
+    name = subject.name + (f", slice {subject.slice}" if subject.grid.slices > 1 else "")
+    shown, facts = image_figures(subject), _facts(subject)
+    return template.substitute(
+        version=escaped(bdgd.__version__),
+        title=escaped(f"{name}: reconstruction with error bars"),
+        heading=escaped(name),
+        lead=_lead(subject),
+        facts="".join(f"<div><dt>{escaped(key)}</dt><dd>{escaped(value)}</dd></div>" for key, value in facts),
+        fact_columns="3" if len(facts) % 3 == 0 else "4",
+        columns="4" if len(shown) > 6 else "3",
+        rendering="pixelated" if max(subject.grid.image_size) <= 400 else "auto",
+        pictures="".join(shown),
+        slices=stack_section(subject),
+        legend=profile_legend(subject),
+        profile=profile_drawings(subject),
+        regions_note=_regions_note(subject),
+        regions=_regions(subject),
+        agreement=_agreement(subject.residual),
+        notes=_notes(subject.notes),
+        origin=_table_of_origin(subject.origin),
+        command=escaped(subject.command),
+    )
+
+
+def measured(value: float, std: float) -> str:
+    """A value with as many decimals as its standard deviation has to two digits."""
+    if not (math.isfinite(std) and std > 0):
+        return f"{value:.4g}"
+    decimals = min(max(1 - math.floor(math.log10(std)), 0), 9)
+    return f"{value:.{decimals}f}"
+
+
+# What was done
+
+
+def _lead(subject: Subject) -> str:
+    model, draws = escaped(subject.origin.get("model", "a model")), subject.posterior.number
+    made = "one pass" if draws == 1 else f"{draws} draws"
+    trust = (
+        f"Its intervals of level {percent(subject.level)} are calibrated on scans of known truth."
+        if subject.calibrated
+        else "Its error bars are as the model states them, not calibrated: they rank pixels, and may be too narrow or too wide."
+    )
+    return f"Reconstructed from {subject.geometry.views} views by {made} through the model {model}. {trust}"
+
+
+def _facts(subject: Subject) -> list[tuple[str, str]]:
+    geometry, unit = subject.geometry, subject.grid.unit
+    (wide, high), size = geometry.image_size, f"{geometry.pixel_size:.4g}" + (f" {unit}" if unit else "")
+    beam, arc = "fan" if isinstance(geometry, FanBeam) else "parallel", math.degrees(geometry.arc[1])
+    facts = [
+        ("Image", f"{wide} × {high} pixels, size {size}"),
+        ("Scan", f"{beam} beam, {geometry.views} views over {arc:.4g}°, {geometry.detectors} detectors"),
+        ("Standard deviation, mean", subject.grid.with_unit(short(float(subject.posterior.std.mean())))),
+        ("Residual / noise", _ratio(subject.residual)),
+    ]
+    if subject.grid.slices > 1:
+        facts.insert(1, ("Grid", f"slice {subject.slice}, of 0 to {subject.grid.slices - 1}"))
+    if subject.truth is not None:
+        facts += _against_truth(subject, subject.truth.cpu())
+    return facts
+
+
+def _ratio(residual: Residual) -> str:
+    if not math.isfinite(residual.ratio):
+        return "noise not known"
+    return f"{residual.ratio:.2f}" + (", noise estimated" if residual.estimated else "")
+
+
+def _against_truth(subject: Subject, truth: Tensor) -> list[tuple[str, str]]:
+    # Images without a unit have values up to 1, and a data range of 1 by convention.
+    data_range = float(truth.max() - truth.min()) or 1.0 if subject.grid.unit else 1.0
+    mean, start = (float(psnr(image.cpu(), truth, data_range)) for image in (subject.posterior.mean, subject.fbp))
+    lower, upper = (bound.cpu() for bound in subject.posterior.interval(subject.level))
+    inside = float(((lower <= truth) & (truth <= upper)).float().mean())
+    return [
+        ("PSNR, mean (FBP)", f"{mean:.2f} ({start:.2f}) dB"),
+        (f"Truth in the {percent(subject.level)} interval", f"{inside:.1%} of the pixels"),
+    ]
+
+
+# Regions
+
+
+def _regions_note(subject: Subject) -> str:
+    words = ["The mean value of each disc, with the interval of that mean; draws keep how pixels err together."]
+    if not subject.calibrated:
+        words.append(
+            "Without a calibration the aleatoric part counts as independent from pixel to pixel, so the intervals may be too narrow."
+        )
+    if subject.grid.value_unit:
+        words.append(f"Values are in {subject.grid.value_unit}.")
+    return escaped(" ".join(words))
+
+
+def _regions(subject: Subject) -> str:
+    masks = [disc.mask(subject.geometry) for disc in subject.places.discs]
+    found = [subject.posterior.region(mask, subject.level) for mask in masks]
+    head = ["", "disc", "pixels", "mean", "std", f"{percent(subject.level)} interval"] + (
+        ["truth", "inside"] if subject.truth is not None else []
+    )
+    rows = [f"<tr>{''.join(_cell(cell, k, 'th') for k, cell in enumerate(head))}</tr>"]
+    for number, (disc, mask) in enumerate(zip(subject.places.discs, masks, strict=True)):
+        mean, std, lower, upper = (float(getattr(found[number], name)) for name in ("mean", "std", "lower", "upper"))
+        cells = [str(number + 1), disc.name, str(int(mask.sum())), measured(mean, std), f"{std:.2g}"]
+        cells.append(f"{measured(lower, std)} to\u00a0{measured(upper, std)}")
+        if subject.truth is not None:
+            truth = float(subject.truth[0, 0].cpu()[mask].mean())
+            cells += [measured(truth, std), "yes" if lower <= truth <= upper else "no"]
+        rows.append(f"<tr>{''.join(_cell(cell, k, 'td') for k, cell in enumerate(cells))}</tr>")
+    return "".join(rows)
+
+
+def _cell(text: str, column: int, tag: str) -> str:
+    kind = {0: "", 1: "", 2: ' class="right extra"', 4: ' class="right extra"', 5: ' class="right range"'}.get(column, ' class="right"')
+    return f"<{tag}{kind}>{escaped(text)}</{tag}>"
+
+
+# Trust and origin
+
+
+def _agreement(residual: Residual) -> str:
+    found = (
+        f"The mean leaves a residual of {short(residual.rms)} (root mean square over all rays; the sinogram's is {short(residual.signal)})."
+    )
+    if not math.isfinite(residual.ratio):
+        return escaped(f"{found} {residual.verdict()}")
+    if residual.estimated:
+        noise = f"The noise, estimated from neighbouring detectors, is at most about {short(residual.noise)}: a ratio of at least"
+    else:
+        noise = f"The noise, as the scan states it, is {short(residual.noise)}: a ratio of"
+    return escaped(f"{found} {noise} {residual.ratio:.2f}. {residual.verdict()}")
+
+
+def _notes(notes: Sequence[str]) -> str:
+    """The section that says what was done to the scan, if anything was."""
+    if not notes:
+        return ""
+    items = "".join(f"<li>{escaped(note)}</li>" for note in notes)
+    return f'<section class="whole"><h2>What was done to the scan</h2><ul>{items}</ul></section>'
+
+
+def _table_of_origin(origin: dict[str, Any]) -> str:
+    """The provenance in few rows; all of it is in posterior.h5."""
+    trained = dict(origin.get("model_provenance") or {})
+    rows = {
+        "scan": origin.get("scan"),
+        "its SHA-256": origin.get("scan_sha256"),
+        "model": origin.get("model"),
+        "trained": _joined(trained, preset="preset {}", date="{}", seconds="in {} s", hardware="on {}", seed="seed {}"),
+        "trained with": _joined(trained, bdgd="bdgd {}", commit="commit {}", torch="torch {}"),
+        "reconstructed": _joined(origin, date="{}", seconds="in {} s", hardware="on {}"),
+        "with": _joined(origin, bdgd="bdgd {}", commit="commit {}", python="Python {}", torch="torch {}"),
+        "draws": _joined(origin, draws="{}", seed="seed {}"),
+    }
+    return "".join(f"<tr><th>{escaped(key)}</th><td>{escaped(value)}</td></tr>" for key, value in rows.items() if value)
+
+
+def _joined(values: dict[str, Any], **words: str) -> str:
+    """Those of the values that are there, each in its words."""
+    return ", ".join(word.format(values[key]) for key, word in words.items() if values.get(key) is not None)

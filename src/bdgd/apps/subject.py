@@ -1,0 +1,46 @@
+"""What a report is about, as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from bdgd.apps.outputs import Grid
+from bdgd.apps.places import Places
+from bdgd.apps.residual import Residual
+from bdgd.inference import Posterior
+from bdgd.operators import Geometry
+
+
+@dataclass(frozen=True, eq=False)
+class Thumbnail:
+    """One slice of a stack, small: the mean (h, w) and the numbers below it."""
+
+    slice: int
+    mean: Tensor
+    std: float
+    ratio: float
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """One slice with all that its report says; posterior, fbp and truth hold that one image."""
+
+    name: str
+    geometry: Geometry
+    grid: Grid
+    posterior: Posterior
+    fbp: Tensor
+    residual: Residual
+    places: Places
+    level: float
+    origin: dict[str, Any] = field(default_factory=dict)
+    command: str = ""
+    truth: Tensor | None = None
+    slice: int = 0
+    calibrated: bool = False
+    thumbnails: Sequence[Thumbnail] = ()
+    notes: Sequence[str] = ()  # what was done to the scan before it was reconstructed, a sentence each

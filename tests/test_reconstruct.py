@@ -1,0 +1,253 @@
+"""`bdgd reconstruct`: scans and stacks in, whole files out, whatever happens on the way."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import h5py
+import pytest
+import tifffile
+import torch
+from PIL import Image
+from toys import small_model, small_transform
+from typer.testing import CliRunner
+
+from bdgd.apps import cli, outputs, scan_tasks
+from bdgd.apps import reconstruct as command
+from bdgd.apps.outputs import Grid
+from bdgd.apps.residual import estimated_noise, residual
+from bdgd.data import GaussianNoise, PoissonNoise, Scans, simulate, write_scans
+from bdgd.inference import reconstruct as sample
+from bdgd.models import save
+
+SOURCE = Path(__file__).resolve().parents[1] / "src"
+A = small_transform(size=(16, 12), pixel_size=0.5)
+ALWAYS = ["mean.tif", "posterior.h5", "posterior.png", "report.html", "std.tif"]
+
+
+def bdgd(*arguments: object) -> Any:
+    return CliRunner().invoke(cli.app, ["reconstruct", *map(str, arguments), "--device", "cpu"], prog_name="bdgd")
+
+
+@pytest.fixture(scope="module")
+def model_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "small.safetensors"
+    model = small_model(A=A)
+    model.provenance = {"preset": "<i>small</i>", "preset_text": "a\nb", "seed": 3}
+    save(model, path)
+    return path
+
+
+def some_scans(count: int = 1, seed: int = 0) -> Scans:
+    g = torch.Generator().manual_seed(seed)
+    return simulate(A, torch.rand(count, *A.domain_shape, generator=g), GaussianNoise(0.05), generator=g)
+
+
+@pytest.fixture
+def scan(tmp_path: Path) -> Path:
+    write_scans(tmp_path / "scan.h5", some_scans())
+    return tmp_path / "scan.h5"
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def assert_whole(folder: Path) -> None:
+    """Every file that is there by its own name opens and holds all that it should."""
+    for path in folder.iterdir():
+        if path.name.startswith("."):
+            continue
+        if path.suffix == ".h5":
+            with h5py.File(path) as file:
+                assert all(file[name][:].shape[1:] == (16, 12) for name in ("mean", "std", "lower", "upper", "epistemic", "aleatoric"))
+        elif path.suffix == ".tif":
+            assert tifffile.imread(path).shape[-2:] == (12, 16)
+        elif path.suffix == ".png":
+            with Image.open(path) as image:
+                image.load()
+        elif path.suffix == ".html":
+            assert path.read_text().rstrip().endswith("</html>")
+        else:
+            assert path.suffix == ".nii" and path.stat().st_size > 352
+
+
+def test_one_scan(scan: Path, model_file: Path, tmp_path: Path) -> None:
+    result = bdgd(scan, "-m", model_file, "-o", tmp_path / "out", "--draws", 5, "--level", 0.8, "--seed", 2, "--nifti")
+    assert result.exit_code == 0, result.output
+    folder = tmp_path / "out"
+    assert names(folder) == sorted([*ALWAYS, "mean.nii", "std.nii"]) and str(folder / "report.html") in result.output
+    assert_whole(folder)
+    wanted = sample(small_model(A=A), some_scans().sinograms, 5, generator=torch.Generator().manual_seed(2))
+    with h5py.File(folder / "posterior.h5") as file:
+        assert torch.allclose(torch.from_numpy(file["mean"][:]), wanted.mean[:, 0], atol=1e-6)
+        assert torch.allclose(torch.from_numpy(file["upper"][:]), wanted.interval(0.8)[1][:, 0], atol=1e-6)
+        assert file.attrs["scan_sha256"] == hashlib.sha256(scan.read_bytes()).hexdigest()
+        told = json.loads(file.attrs["provenance"])
+    assert told["draws"] == 5 and told["seed"] == 2 and told["model"] == str(model_file) and told["model_provenance"]["seed"] == 3
+    assert {"commit", "date", "torch", "hardware"} <= set(told)
+
+
+def test_a_stack_is_read_and_written_slice_by_slice(model_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_scans(tmp_path / "stack.h5", some_scans(15))
+    reading, asked = scan_tasks.read_scans, []
+    monkeypatch.setattr(scan_tasks, "read_scans", lambda path, index: (asked.append(index), reading(path, index))[1])
+    result = bdgd(tmp_path / "stack.h5", "-m", model_file, "-o", tmp_path / "out", "--draws", 3, "--slice", 4)
+    assert result.exit_code == 0, result.output
+    assert asked == [0, *range(15)], "never two at once"
+    assert_whole(tmp_path / "out")
+    assert tifffile.imread(tmp_path / "out" / "mean.tif").shape == (15, 12, 16)
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "stack.h5, slice 4" in page and "12 of 15 slices" in page and "--slice 4" in page
+
+    write_scans(tmp_path / "eighth.h5", some_scans(15)[7])
+    assert bdgd(tmp_path / "eighth.h5", "-m", model_file, "-o", tmp_path / "alone", "--draws", 3).exit_code == 0
+    with h5py.File(tmp_path / "out" / "posterior.h5") as stack, h5py.File(tmp_path / "alone" / "posterior.h5") as alone:
+        assert (stack["std"][7] == alone["std"][0]).all(), "a slice's result does not depend on the stack it is in"
+
+
+def test_several_scans_each_get_a_folder(model_file: Path, tmp_path: Path) -> None:
+    paths = [tmp_path / "a.h5", tmp_path / "b.h5", tmp_path / "c" / "a.h5"]
+    (tmp_path / "c").mkdir()
+    for seed, path in enumerate(paths):
+        write_scans(path, some_scans(seed=seed))
+    result = bdgd(*paths, "-m", model_file, "-o", tmp_path / "out", "--draws", 2)
+    assert result.exit_code == 0, result.output
+    assert names(tmp_path / "out") == ["a", "a-2", "b"]
+    for folder in (tmp_path / "out").iterdir():
+        assert names(folder) == ALWAYS
+        assert_whole(folder)
+
+
+def test_a_wrong_scan_among_several_stops_before_the_work(scan: Path, model_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "bad.h5").write_text("no scan")
+    result = bdgd(scan, tmp_path / "bad.h5", "-m", model_file, "-o", tmp_path / "out")
+    assert result.exit_code == 2 and len(result.stderr.splitlines()) == 1 and "bad.h5" in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_second_result_takes_the_place_of_the_first(scan: Path, model_file: Path, tmp_path: Path) -> None:
+    for extra in (["--nifti"], []):
+        assert bdgd(scan, "-m", model_file, "-o", tmp_path / "out", "--draws", 2, *extra).exit_code == 0
+    assert names(tmp_path / "out") == ALWAYS, "an old mean.nii beside a new mean.tif would be another image"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["-o", "{tmp}/scan.h5"], "it is a file"),
+        (["-o", "{tmp}/scan.h5/out"], "cannot write"),
+        (["--level", "1"], "--level must lie between 0 and 1"),
+        (["--level", "nan"], "--level must lie between 0 and 1"),
+        (["--slice", "1"], "numbered from 0"),
+        (["--regions", "{tmp}/none.toml"], "No such file"),
+        (["--regions", "{tmp}/scan.h5"], "not valid TOML"),
+        (["--regions", "{tmp}/far.toml"], "holds no pixel centre"),
+        (["--regions", "{tmp}/misspelt.toml"], "unknown key 'center'"),
+        (["--regions", "{tmp}/long.toml"], "leaves the image"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(arguments: list[str], expected: str, scan: Path, model_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "far.toml").write_text('[[disc]]\nname = "x"\ncentre = [99, 0]\nradius = 1')
+    (tmp_path / "misspelt.toml").write_text('[[disc]]\nname = "x"\ncenter = [0, 0]\nradius = 1')
+    (tmp_path / "long.toml").write_text("[profile]\nstart = [0, 0]\nend = [50, 0]")
+    before = names(tmp_path)
+    output = [] if "-o" in arguments else ["-o", str(tmp_path / "out")]
+    result = bdgd(scan, "-m", model_file, *output, *(argument.format(tmp=tmp_path) for argument in arguments))
+    assert result.exit_code == 2 and expected in result.stderr and len(result.stderr.splitlines()) == 1, result.stderr
+    assert names(tmp_path) == before, "nothing is left behind"
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="the superuser may write everywhere")
+def test_a_folder_without_permission_is_one_sentence(scan: Path, model_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "closed").mkdir(mode=0o500)
+    result = bdgd(scan, "-m", model_file, "-o", tmp_path / "closed")
+    assert result.exit_code == 2 and "Permission denied" in result.stderr and len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("where", ["write", "report"])
+def test_a_full_disk_is_one_sentence(where: str, scan: Path, model_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    if where == "report":
+        monkeypatch.setattr(command, "report", full)
+    else:
+        monkeypatch.setattr(outputs._Patient, "check", full)
+    result = bdgd(scan, "-m", model_file, "-o", tmp_path / "out", "--draws", 2)
+    assert result.exit_code == 2 and len(result.stderr.splitlines()) == 1
+    assert "No space left on device" in result.stderr and names(tmp_path / "out") == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
+def test_a_kill_leaves_whole_files_only(how: signal.Signals, model_file: Path, tmp_path: Path) -> None:
+    """Interrupted again and again, later and later after the first file appeared; a signal never leaves a broken file by its own name."""
+    write_scans(tmp_path / "stack.h5", some_scans(40))
+    scans = [tmp_path / f"{name}.h5" for name in "abc"]
+    for path in scans:
+        path.symlink_to(tmp_path / "stack.h5")
+    out = tmp_path / "out"
+    arguments = [sys.executable, "-m", "bdgd", "reconstruct", *scans, "-m", model_file, "-o", out, "--draws", "2", "--device", "cpu"]
+    interrupted = 0
+    for delay in (0.0, 0.3, 0.8):
+        with subprocess.Popen([*map(str, arguments)], stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(SOURCE)}) as process:
+            before = set(out.glob("*/.*"))
+            while process.poll() is None and not set(out.glob("*/.*")) - before:
+                time.sleep(0.01)
+            time.sleep(delay)
+            process.send_signal(how)
+            assert process.stderr is not None
+            words = process.stderr.read().decode()
+        interrupted += process.returncode in (130, -how)
+        if how == signal.SIGINT and process.returncode == 130:
+            assert words.startswith("bdgd: interrupted") and len(words.splitlines()) == 1, words
+            assert not set(out.glob("*/.*")) - before, "after Ctrl-C nothing is left"
+        for folder in out.iterdir():
+            assert_whole(folder)
+    assert interrupted >= 2
+
+
+# The residual
+
+
+def test_the_residual_of_the_truth_is_the_noise() -> None:
+    A = small_transform(size=48, views=20)
+    x = torch.rand(1, *A.domain_shape, generator=torch.Generator().manual_seed(0))
+    for noise in (GaussianNoise(0.02), PoissonNoise(1e4, attenuation=0.05)):
+        y = simulate(A, x, noise, generator=torch.Generator().manual_seed(1)).sinograms
+        found = residual(A, x, y, noise)
+        assert found.ratio == pytest.approx(1, abs=0.06) and not found.estimated and "within its noise" in found.verdict()
+        assert residual(A, 0.5 * x, y, noise).ratio > 2
+
+
+def test_unknown_noise_is_estimated_from_the_sinogram() -> None:
+    positions = torch.linspace(-1, 1, 200)
+    smooth = (1 - positions**2).clamp(min=0).expand(1, 1, 60, 200)
+    noise = torch.randn(smooth.shape, generator=torch.Generator().manual_seed(0))
+    assert estimated_noise(smooth + 0.03 * noise) == pytest.approx(0.03, rel=0.03)
+    A = small_transform()
+    x = torch.rand(1, *A.domain_shape)
+    found = residual(A, x, A(x), None)
+    assert found.estimated and found.ratio < 0.9 and "So far" in found.verdict(), "rough rays count as noise, which proves nothing"
+    assert math.isnan(estimated_noise(torch.rand(1, 1, 5, 3)))
+
+
+def test_the_stack_takes_the_unit_from_the_scans() -> None:
+    class WithUnit:
+        geometry, unit, slice_spacing = A.geometry, "mm", 2.0
+
+    assert Grid.of(some_scans(), 1) == Grid(1, (16, 12), 0.5) and Grid.of(some_scans(), 1).value_unit == ""
+    grid = Grid.of(WithUnit(), 4)  # type: ignore[arg-type]
+    assert grid == Grid(4, (16, 12), 0.5, 2.0, "mm") and grid.value_unit == "1/mm" and grid.spacing == (0.5, 0.5, 2.0)
