@@ -22,11 +22,11 @@ from PIL import Image
 from toys import small_model, small_transform
 from typer.testing import CliRunner
 
-from bdgd.apps import cli, outputs, scan_tasks
+from bdgd.apps import cli, outputs
 from bdgd.apps import reconstruct as command
 from bdgd.apps.outputs import Grid
 from bdgd.apps.residual import estimated_noise, residual
-from bdgd.data import GaussianNoise, PoissonNoise, Scans, simulate, write_scans
+from bdgd.data import GaussianNoise, PoissonNoise, Scans, Stack, simulate, write_scans
 from bdgd.inference import reconstruct as sample
 from bdgd.models import save
 
@@ -100,8 +100,8 @@ def test_one_scan(scan: Path, model_file: Path, tmp_path: Path) -> None:
 
 def test_a_stack_is_read_and_written_slice_by_slice(model_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_scans(tmp_path / "stack.h5", some_scans(15))
-    reading, asked = scan_tasks.read_scans, []
-    monkeypatch.setattr(scan_tasks, "read_scans", lambda path, index: (asked.append(index), reading(path, index))[1])
+    reading, asked = Stack.read, []
+    monkeypatch.setattr(Stack, "read", lambda stack, index: (asked.append(index), reading(stack, index))[1])
     result = bdgd(tmp_path / "stack.h5", "-m", model_file, "-o", tmp_path / "out", "--draws", 3, "--slice", 4)
     assert result.exit_code == 0, result.output
     assert asked == [0, *range(15)], "never two at once"

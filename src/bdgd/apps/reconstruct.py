@@ -68,7 +68,7 @@ def reconstruct(
         raise InputError(f"--level must lie between 0 and 1, got {level:g}")
     network = load(model, device=where)
     job = _Job(network, model, draws, level, seed, nifti, regions)
-    tasks = [examine(path, network, model, regions=regions, shown=slice) for path in scans]  # all of them, before the first is worked on
+    tasks = [examine(path, network, regions=regions, shown=slice) for path in scans]  # all of them, before the first is worked on
     folders = result_folders(output, [task.path for task in tasks])
     rows: list[list[str]] = []
     with out.progress("reconstructing", sum(task.grid.slices for task in tasks) * (draws if network.random else 1)) as step:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from bdgd.apps.options import make_folder
 from bdgd.apps.outputs import Grid
 from bdgd.apps.places import Places, default_places, read_places
 from bdgd.checks import InputError
-from bdgd.data import Scans, read_scans
+from bdgd.data import Scans, match, open_stack
 from bdgd.models import Reconstructor
 from bdgd.operators import Geometry
 
@@ -28,30 +27,25 @@ class Task:
     notes: tuple[str, ...] = ()  # what a reader did to the values
 
     def slices(self) -> Iterator[Scans]:
-        """One slice after the other; no other is in memory."""
-        for index in range(self.grid.slices):
-            yield read_scans(self.path, index)
+        """One slice after the other, fitted to the model; no other is in memory."""
+        with open_stack(self.path) as stack:
+            for scan in stack:
+                yield match(scan, self.geometry)[0]
 
 
-def examine(path: Path, model: Reconstructor, name: str, *, regions: Path | None = None, shown: int | None = None) -> Task:
+def examine(path: Path, model: Reconstructor, *, regions: Path | None = None, shown: int | None = None) -> Task:
     """Raise, before any work is done, unless the file fits the model and the options fit the file."""
-    first, count = read_scans(path, 0), _count(path)
-    _require_same_geometry(first, model, name)
-    assert first.geometry is not None
+    with open_stack(path) as stack:
+        scan, count = stack[0], len(stack)
+    geometry: Geometry = model.A.geometry  # type: ignore[attr-defined]
+    try:
+        first, _ = match(scan, geometry)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
     if shown is not None and shown >= count:
         raise InputError(f"--slice {shown}: {path} holds {count} slices, numbered from 0; give at most {count - 1}")
-    places = default_places(first.geometry) if regions is None else read_places(regions, first.geometry)
-    return Task(path, Grid.of(first, count), first.geometry, places, count // 2 if shown is None else shown, getattr(first, "notes", ()))
-
-
-def _count(path: Path) -> int:
-    """How many slices a scan file holds; of HDF5 without reading them."""
-    import h5py
-
-    if not h5py.is_hdf5(path):
-        return len(read_scans(path))
-    with h5py.File(path, "r") as file:
-        return int(file["sinogram"].shape[0])
+    places = default_places(geometry) if regions is None else read_places(regions, geometry)
+    return Task(path, Grid.of(first, count), geometry, places, count // 2 if shown is None else shown, first.notes)
 
 
 def result_folders(output: Path, scans: Sequence[Path]) -> list[Path]:
@@ -63,19 +57,3 @@ def result_folders(output: Path, scans: Sequence[Path]) -> list[Path]:
         copies = [name for name in names if name == scan.stem or name.rpartition("-")[0] == scan.stem]
         names.append(f"{scan.stem}-{len(copies) + 1}" if copies else scan.stem)
     return [make_folder(output / name) for name in names]
-
-
-def _require_same_geometry(scans: Scans, model: Reconstructor, name: str) -> None:
-    ours, theirs = scans.geometry, getattr(model.A, "geometry", None)
-    if ours == theirs or ours is None:
-        return
-    mine, known = ours.to_dict(), theirs.to_dict() if theirs is not None else {}
-    differing = [key for key in mine if mine.get(key) != known.get(key)]
-    words = "; ".join(f"{key} is {_short(mine.get(key))} in the scan and {_short(known.get(key))} in the model" for key in differing)
-    raise InputError(f"the model {name} was trained for another geometry: {words}; train a model for this geometry with bdgd train")
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, list) and len(value) > 3:
-        return f"{len(value)} values from {value[0]:.4g} to {value[-1]:.4g}"
-    return f"{value}"
