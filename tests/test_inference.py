@@ -121,9 +121,9 @@ def test_every_block_of_every_draw_has_weights_of_its_own(monkeypatch: pytest.Mo
         return weights
 
     monkeypatch.setattr(MeanFieldLayer, "draw", watched)
-    reconstruct(model, some_sinograms(model.A), draws=5)
-    assert len(drawn) == 15
-    correlation = torch.corrcoef(torch.stack(drawn)) - torch.eye(15)
+    reconstruct(model, some_sinograms(model.A), draws=8)
+    assert len(drawn) == 24
+    correlation = torch.corrcoef(torch.stack(drawn)) - torch.eye(24)
     assert correlation.abs().max() < 5 / math.sqrt(144)
 
 

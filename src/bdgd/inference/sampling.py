@@ -17,6 +17,8 @@ from bdgd.models.last_layers import PointLayer
 
 #: Pixels, of all images under all draws, that go through a block of a GPU together: enough to fill it, in two or three GB.
 FILL = 1 << 23
+#: Draws that go together on a CPU. Always as many, even where fewer are asked for: rounding depends on the batch, and draws must not.
+CPU_DRAWS = 4
 
 
 def reconstruct(
@@ -59,7 +61,8 @@ def reconstruct_blocks(
     require_choice(draw, ("weights", "pixels"), "draw")
     fast = require_choice(precision, ("auto", "float32"), "precision") == "auto" and y.is_cuda
     seed, at = seed_from(generator), _chosen_blocks(model, at)
-    frozen, sinograms = model.snapshot(), y.detach().clone(memory_format=torch.contiguous_format)  # what is replayed must not change
+    frozen = model.snapshot().to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # faster convolutions
+    sinograms = y.detach().clone(memory_format=torch.contiguous_format)  # what is replayed must not change
     running = [Moments() for _ in at]
     for images in _draws(frozen, sinograms, count, seed, draw, at, fast):
         for moments_, image in zip(running, images, strict=True):
@@ -114,11 +117,11 @@ class Moments:
 def _draws(model: Reconstructor, y: Tensor, count: int, seed: int, mode: str, at: tuple[int, ...], fast: bool) -> Iterator[list[Tensor]]:
     """The draws in order, each as the images (B, 1, H, W) after the blocks `at`.
 
-    On a GPU several draws go together. On a CPU every image and draw goes alone: the rounding of a convolution depends on
-    the batch, and results must not.
+    On a GPU as many draws go together as fill it. On a CPU every image goes alone, under CPU_DRAWS draws at a time: the
+    rounding of a convolution depends on the batch, and results must not.
     """
-    alone = y.device.type == "cpu"
-    parts = y.split(1) if alone else (y,)
+    on_cpu = y.device.type == "cpu"
+    parts = y.split(1) if on_cpu else (y,)
     if not isinstance(model, DeepGradientDescent):
         with _precision(y, fast):
             images = torch.cat([model(part).float() for part in parts])
@@ -127,17 +130,17 @@ def _draws(model: Reconstructor, y: Tensor, count: int, seed: int, mode: str, at
     starts = [model.begin(part) for part in parts]
     with _precision(y, fast):  # all draws share the first block's input, so its features are computed once
         features = [model.blocks[0].features(state.x, state.gradient) for state in starts]
-    together = 1 if alone else max(1, FILL // starts[0].x.numel())
+    together = CPU_DRAWS if on_cpu and model.random else max(1, min(count, FILL // starts[0].x.numel()))
     layers = [copy.deepcopy(block.last).cpu() for block in model.blocks[: at[-1]]]
     for first in range(0, count, together):
-        numbers = range(first, min(first + together, count))
+        numbers = range(first, first + together)
         with _precision(y, fast):
             updates = [
                 _Update(block, layer, k, seed, numbers, mode, starts[0].x)
                 for k, (block, layer) in enumerate(zip(model.blocks, layers, strict=False))
             ]
             paths = [_path(model, *start, updates, at) for start in zip(parts, starts, features, strict=True)]
-        for s in range(len(numbers)):  # x_0, where every update was undone, may be below 0
+        for s in range(min(together, count - first)):  # x_0, where every update was undone, may be below 0
             yield [torch.cat([path[k][s] for path in paths]).clamp(min=0) for k in range(len(at))]
 
 

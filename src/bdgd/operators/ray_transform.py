@@ -1,9 +1,9 @@
 """The ray transform y = A x of a geometry, with its exact transpose.
 
 Two strategies give the same numbers, because both multiply with the rows that `joseph_rows` makes, a chunk of views
-at a time. `matrix` keeps the chunks and their transposes: on a CPU fastest wherever they fit into memory, on a GPU while they
-are small. `matrix-free` makes each chunk when it is needed and drops it, or on a GPU with Triton computes each weight where it
-is used (`on_the_fly`): its memory does not grow with views times pixels.
+at a time. `matrix` keeps the chunks and their transposes: on a CPU fastest wherever they fit into memory. `matrix-free` makes
+each chunk when it is needed and drops it, or on a GPU with Triton computes each weight where it is used (`on_the_fly`), which
+is faster still: its memory does not grow with views times pixels.
 """
 
 from __future__ import annotations
@@ -30,8 +30,6 @@ from bdgd.operators.on_the_fly import OnTheFly
 CHUNK_ENTRIES = 1 << 24
 #: The part of the device's memory that a stored matrix and its transpose may take before `auto` goes matrix-free.
 MEMORY_SHARE = 1 / 3
-#: Bytes of a matrix and its transpose beyond which computing the weights is faster on a GPU than reading them (its cache is as large).
-CACHED = 64e6
 
 
 Item = TypeVar("Item")
@@ -48,7 +46,7 @@ class Strategy(Protocol):
 class RayTransform(LinearOperator):
     """Line integrals of images (B, 1, H, W) along the rays of a geometry: sinograms (B, 1, V, D), in value times length.
 
-    strategy: "matrix", "matrix-free", or "auto" for the first if it fits into a third of the device's memory.
+    strategy: "matrix", "matrix-free", or "auto": matrix-free on a GPU with Triton, else a matrix if it fits into a third of the memory.
     `A.strategy` says which one is live and `A.strategy_reason` why.
     """
 
@@ -61,8 +59,8 @@ class RayTransform(LinearOperator):
         if self.device.type == "cuda" and not torch.cuda.is_available():
             raise InputError("RayTransform was asked to run on a CUDA device, but PyTorch sees none; use device='cpu'")
         self.geometry = geometry
-        wanted = require_choice(strategy, ("auto", "matrix", "matrix-free"), "strategy")
-        self.strategy, self.strategy_reason = _choose(wanted, geometry, self.device, dtype)
+        self._wanted = require_choice(strategy, ("auto", "matrix", "matrix-free"), "strategy")
+        self.strategy, self.strategy_reason = _choose(self._wanted, geometry, self.device, dtype)
         matrix_free = OnTheFly if triton_works(self.device) else MatrixFree
         self._strategy: Strategy = (StoredMatrix if self.strategy == "matrix" else matrix_free)(geometry, self.device, dtype)
 
@@ -72,9 +70,14 @@ class RayTransform(LinearOperator):
     def _adjoint(self, y: Tensor) -> Tensor:
         return _as_batch(self._strategy.transpose(_as_columns(y)), self.domain_shape)
 
+    @property
+    def capturable(self) -> bool:
+        """Whether a CUDA graph may hold this operator: its kernels are our own."""
+        return isinstance(self._strategy, OnTheFly)
+
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> RayTransform:
         """The same transform on another device or in another precision."""
-        return RayTransform(self.geometry, device, dtype or self.dtype, self.strategy)
+        return RayTransform(self.geometry, device, dtype or self.dtype, self._wanted)
 
     def __repr__(self) -> str:
         beam = type(self.geometry).__name__
@@ -191,9 +194,7 @@ def _choose(wanted: str, geometry: Geometry, device: torch.device, dtype: torch.
     entries = 0.7 * most_entries(geometry, geometry.views)  # about 0.64 of the bound lies inside a square image
     needed = 2 * entries * (4 + dtype.itemsize)  # the matrix and its transpose, an int32 column beside each value
     if triton_works(device):
-        small = needed <= CACHED
-        verdict = "can stay in" if small else "is too large for"
-        return "matrix" if small else "matrix-free", f"a matrix of {needed / 1e6:.3g} MB {verdict} the cache of the GPU"
+        return "matrix-free", "a GPU computes the weights faster than it reads them"
     on_gpu = device.type == "cuda"
     total = torch.cuda.get_device_properties(device).total_memory if on_gpu else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     fits = needed <= MEMORY_SHARE * total

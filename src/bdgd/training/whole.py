@@ -44,7 +44,9 @@ def finetune_jointly(
     scans = prepared(model, scans)
     held_out = prepared(model, validation) if validation is not None else scans
     start = torch.cat([model.start(part) for part in scans.sinograms.split(BATCH)])
-    trainer = Trainer(CascadeObjective(model, scans, start, kl_weight), schedule, seed=seed, report=report, capture=False)
+    trainer = Trainer(
+        CascadeObjective(model, scans, start, kl_weight), schedule, seed=seed, report=report, capture=getattr(model.A, "capturable", False)
+    )
     folder = open_run(run, model, scans, validation, {"seed": seed, "kl_weight": kl_weight, **asdict(schedule)}, resume)
 
     def scored() -> Record:
@@ -78,7 +80,7 @@ def train_directly(
     seed = seed_from(generator)
     scans = prepared(model, scans)
     held_out = prepared(model, validation) if validation is not None else scans
-    trainer = Trainer(DirectObjective(model, scans), schedule, seed=seed, report=report, capture=False)
+    trainer = Trainer(DirectObjective(model, scans), schedule, seed=seed, report=report, capture=getattr(model.A, "capturable", False))
     folder = open_run(run, model, scans, validation, {"seed": seed, **asdict(schedule)}, resume)
     return _train("direct", model, trainer, folder, lambda: _score(model, held_out))
 
