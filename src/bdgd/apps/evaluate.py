@@ -12,7 +12,7 @@ import typer
 from bdgd.apps.console import Output
 from bdgd.apps.options import Device, Seed, choose_device, require_writable
 from bdgd.apps.provenance import provenance
-from bdgd.evaluation import METHODS, SETTINGS, Scores, find_method, score, test_scans
+from bdgd.evaluation import METHODS, SETTINGS, Scores, find_method, score, table_scans
 from bdgd.operators import RayTransform
 from bdgd.storage import write_json
 
@@ -20,12 +20,13 @@ from bdgd.storage import write_json
 class Setting(StrEnum):
     sparse30 = "sparse30"
     limited120 = "limited120"
+    limited60 = "limited60"
 
 
 _KNOWN = f"{', '.join(METHODS)}, a shipped model by name, or the file of a model; without any, {' and '.join(METHODS)}."
 
 Names = Annotated[list[str] | None, typer.Argument(metavar="[METHOD]...", help=_KNOWN)]
-SettingName = Annotated[Setting, typer.Option("--setting", help="30 views over the half circle, or 120 views over 120 degrees.")]
+SettingName = Annotated[Setting, typer.Option("--setting", help="30 views over the half circle, or one view per degree over 120 or 60.")]
 Images = Annotated[int, typer.Option("--images", help="Images of the fixed test set: the last is Shepp-Logan, the others are ellipses.")]
 Destination = Annotated[Path | None, typer.Option("--output", "-o", help="A JSON file for the values of every image.")]
 
@@ -48,7 +49,7 @@ def evaluate(
     if output is not None:
         require_writable(output)
     A = RayTransform(SETTINGS[setting], where)
-    scans = test_scans(A, images, seed)
+    scans = table_scans(A, images, seed)
     results: dict[str, dict[str, Any]] = {}
     rows: list[list[str]] = []
     for name, prepare in wanted.items():

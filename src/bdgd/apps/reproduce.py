@@ -13,7 +13,7 @@ from bdgd.apps.console import Output
 from bdgd.apps.evaluate import result_of
 from bdgd.apps.options import Device, choose_device, make_folder
 from bdgd.apps.provenance import provenance
-from bdgd.evaluation import METHODS, SETTINGS, find_method, score, test_scans
+from bdgd.evaluation import METHODS, SETTINGS, find_method, score, table_scans
 from bdgd.evaluation.tables import insert, markdown, read_cell, rows, write_cell
 from bdgd.models import pretrained
 from bdgd.operators import RayTransform
@@ -67,7 +67,7 @@ def _fill(out: Output, folder: Path, A: RayTransform, setting: str, method: str,
         start = time.perf_counter()
         prepared = find_method(method)(A, seed)
         preparing = time.perf_counter() - start
-        scans = test_scans(A, seed=seed)
+        scans = table_scans(A, seed=seed)
         with out.progress(f"{setting} {method}", len(scans)) as step:
             scores = score(prepared, scans, lambda done, mean, step=step: step(done, f"{mean:.2f} dB"))  # type: ignore[misc]
         cell.append({**result_of(scores, prepared.recipe, preparing), "provenance": provenance(seed, A.device)})

@@ -13,7 +13,7 @@ from bdgd.data.phantoms import (
     shepp_logan_ellipses,
 )
 from bdgd.data.scans import Scans, simulate
-from bdgd.data.sets import ellipse_images, head_images, named_generator, table_images
+from bdgd.data.sets import ellipse_images, ellipse_parameters, head_images, named_generator, table_images
 from bdgd.data.text import with_text
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "disc",
     "draw_ellipses",
     "ellipse_images",
+    "ellipse_parameters",
     "ellipse_sinogram",
     "head_images",
     "named_generator",

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from bdgd.classical import choose_tv_weight, fbp, tv
-from bdgd.evaluation.benchmark import Method, head_validation_scans, validation_scans
+from bdgd.evaluation.benchmark import FULL, Effort, Method, head_validation_scans, validation_scans
 from bdgd.operators import RayTransform
 
 #: Weights tried for TV, from much too rough to much too smooth for 1 % noise.
 TV_WEIGHTS = (3e-6, 1e-5, 3e-5, 1e-4, 3e-4)
 TV_VALIDATION_IMAGES, TV_VALIDATION_HEADS = 10, 4
+TV_QUICK_IMAGES, TV_QUICK_HEADS = 2, 1
 
 
-def prepare_fbp(A: RayTransform, seed: int = 0) -> Method:
+def prepare_fbp(A: RayTransform, seed: int = 0, effort: Effort = FULL) -> Method:
     """Filtered back-projection with the plain ramp, as in the paper: nothing to choose."""
     return Method(partial(fbp, A), {"filter": "ram-lak"})
 
 
-def prepare_tv(A: RayTransform, seed: int = 0) -> Method:
+def prepare_tv(A: RayTransform, seed: int = 0, effort: Effort = FULL) -> Method:
     """Converged total variation; kind and weight of best mean PSNR on validation ellipses, and for Shepp-Logan on its relatives."""
     chosen, recipe = {}, {}
+    ellipses, heads = (TV_QUICK_IMAGES, TV_QUICK_HEADS) if effort.quick else (TV_VALIDATION_IMAGES, TV_VALIDATION_HEADS)
     for phantom, scans in (
-        ("ellipses", validation_scans(A, TV_VALIDATION_IMAGES, seed)),
-        ("heads", head_validation_scans(A, TV_VALIDATION_HEADS, seed)),
+        ("ellipses", validation_scans(A, ellipses, seed)),
+        ("heads", head_validation_scans(A, heads, seed)),
     ):
         curves = {kind: choose_tv_weight(A, scans, TV_WEIGHTS, isotropic=kind == "isotropic") for kind in ("isotropic", "anisotropic")}
         kind = max(curves, key=lambda kind: max(curves[kind].psnr))
@@ -37,3 +41,11 @@ def prepare_tv(A: RayTransform, seed: int = 0) -> Method:
         }
     told = ", ".join(f"{phantom} {entry['kind']} {entry['weight']:g}" for phantom, entry in recipe.items())
     return Method(chosen["ellipses"], {"chosen": told, **recipe}, chosen["heads"])
+
+
+def chosen_tv(A: RayTransform, cell: Sequence[dict[str, Any]], seed: int = 0, effort: Effort = FULL) -> Method:
+    """TV with the kind and weight that the cell of a table records for ellipses; chosen here where there is no such cell."""
+    if not cell:
+        return prepare_tv(A, seed, effort)
+    recipe = cell[0]["recipe"]["ellipses"]
+    return Method(partial(tv, A, weight=recipe["weight"], isotropic=recipe["kind"] == "isotropic"), recipe)

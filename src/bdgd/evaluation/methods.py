@@ -14,21 +14,21 @@ from torch import Tensor
 
 from bdgd.checks import InputError
 from bdgd.data import named_generator
-from bdgd.evaluation.benchmark import Method
+from bdgd.evaluation.benchmark import FULL, Effort, Method
 from bdgd.evaluation.classical import prepare_fbp, prepare_tv
 from bdgd.inference import reconstruct
 from bdgd.models import load, pretrained
 from bdgd.operators import RayTransform
 
-DRAWS = 100
+Prepare = Callable[..., Method]  # (A, seed, effort), the last two with defaults
 
-METHODS: dict[str, Callable[[RayTransform, int], Method]] = {
+METHODS: dict[str, Prepare] = {
     "fbp": prepare_fbp,
     "tv": prepare_tv,
 }
 
 
-def find_method(name: str) -> Callable[[RayTransform, int], Method]:
+def find_method(name: str) -> Prepare:
     """The method of that name; any other name is that of a shipped model, or the file of one, and must be there."""
     if name in METHODS:
         return METHODS[name]
@@ -38,14 +38,14 @@ def find_method(name: str) -> Callable[[RayTransform, int], Method]:
     return partial(prepare_model, name)
 
 
-def prepare_model(name: str, A: RayTransform, seed: int = 0) -> Method:
-    """A trained model; its image is the mean of 100 draws."""
+def prepare_model(name: str, A: RayTransform, seed: int = 0, effort: Effort = FULL) -> Method:
+    """A trained model; its image is the mean of the draws."""
     model = load(name, device=A.device)
     if getattr(model.A, "geometry", None) != A.geometry:
         raise InputError(f"the model {name} was trained for another geometry than the setting's; choose another --setting")
 
     def mean(y: Tensor) -> Tensor:
-        return reconstruct(model, y, DRAWS, generator=named_generator("draws", seed)).mean
+        return reconstruct(model, y, effort.draws, generator=named_generator("draws", seed)).mean
 
     trained = {key: model.provenance.get(key) for key in ("preset", "seed", "commit", "hardware", "seconds")}
-    return Method(mean, {"draws": DRAWS if model.random else 1, "trained": trained})
+    return Method(mean, {"draws": effort.draws if model.random else 1, "trained": trained})
