@@ -69,7 +69,7 @@ def panels(rows: Sequence[Sequence[Panel | None]], row_names: Sequence[str] = ()
     figure.suptitle(title, fontsize=12)
     scales = _scales(rows)
     shared = sum(map(len, scales.values())) > len(set().union(*scales.values()))
-    above, below = figure.subfigures(2, 1, height_ratios=(tall, 0.6)) if shared else (figure, None)
+    above, below = figure.subfigures(2, 1, height_ratios=(tall, 0.6), squeeze=False)[:, 0] if shared else (figure, None)
     axes = above.subplots(len(rows), columns, squeeze=False)
     drawn: dict[Scale, list[tuple[Any, Any]]] = {}
     for row, line in zip(rows, axes, strict=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from bdgd.metrics import psnr, ssim
 from bdgd.models import DeepGradientDescent, Reconstructor, load, pretrained
 from bdgd.operators import RayTransform
 
+T = TypeVar("T")
 _BATCH = {"cpu": 5, "cuda": 50}  # images between two words about progress
 
 
@@ -42,6 +43,7 @@ class Lab:
     say: Callable[[str], None] = lambda text: None
     used: dict[str, dict[str, Any]] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
+    _kept: dict[Any, Any] = field(default_factory=dict)
 
     def model(self, name: str) -> Reconstructor | None:
         """The shipped model, or None where there is none yet."""
@@ -58,6 +60,13 @@ class Lab:
         """Those of the models that are there."""
         found = {name: self.model(name) for name in names}
         return {name: model for name, model in found.items() if model is not None}
+
+    def once(self, key: Any, make: Callable[[], T]) -> T:
+        """What `make` makes, made once: several claims look at one measurement."""
+        if key not in self._kept:
+            self._kept[key] = make()
+        kept: T = self._kept[key]
+        return kept
 
     def title(self, shows: str) -> str:
         """What a figure shows, with what must be said about the effort."""
