@@ -45,7 +45,7 @@ class Effort:
 
 FULL = Effort()
 #: What two cores finish in minutes from shipped weights.
-QUICK = Effort(ellipses=8, draws=5, claim_images=3, quick=True)
+QUICK = Effort(ellipses=6, draws=5, claim_images=2, quick=True)
 
 
 @dataclass(frozen=True)
