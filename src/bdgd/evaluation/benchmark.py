@@ -92,13 +92,17 @@ def table_scans(A: RayTransform, images: int = 101, seed: int = 0) -> Scans:
 
 def validation_scans(A: RayTransform, images: int, seed: int = 0) -> Scans:
     """Scans of the first ellipse images of the validation set, which no table scores."""
-    scans = simulate(A, ellipse_images("validation", images, seed=seed), NOISE, generator=named_generator("validation noise", seed))
+    scans = simulate(
+        A, ellipse_images("validation", images, A.domain_shape[1], seed), NOISE, generator=named_generator("validation noise", seed)
+    )
     return scans.to(A.device)
 
 
 def head_validation_scans(A: RayTransform, images: int, seed: int = 0) -> Scans:
     """Scans of relatives of Shepp-Logan, to choose on what suits it without looking at it."""
-    scans = simulate(A, head_images("validation", images, seed=seed), NOISE, generator=named_generator("validation head noise", seed))
+    scans = simulate(
+        A, head_images("validation", images, A.domain_shape[1], seed), NOISE, generator=named_generator("validation head noise", seed)
+    )
     return scans.to(A.device)
 
 
