@@ -103,12 +103,27 @@ def save_small(figure: Figure, path: str | Path, most: int = 300_000) -> None:
         figure.set_dpi(dpi)
         figure.canvas.draw()
         picture = Image.fromarray(np.asarray(figure.canvas.buffer_rgba())[..., :3])  # type: ignore[attr-defined]
-        few, written = picture.quantize(256, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE), io.BytesIO()
-        few.save(written, format="PNG", optimize=True)
+        written = io.BytesIO()
+        picture.quantize(256, palette=_palette(figure), dither=Image.Dither.NONE).save(written, format="PNG", optimize=True)
         if len(written.getvalue()) <= most:
             break
     with replacing(path) as temporary:
         temporary.write_bytes(written.getvalue())
+
+
+def _palette(figure: Figure) -> Any:
+    """256 colours, shared evenly by grey, which letters need, and the colour maps of the figure; None where it shows no image."""
+    from PIL import Image
+
+    maps = {picture.get_cmap().name: picture.get_cmap() for axes in figure.axes for picture in axes.images}
+    if not maps:
+        return None
+    each = 256 // len(maps | {"gray": None})
+    grey = np.repeat(np.linspace(0, 255, each).round().astype(np.uint8), 3)
+    colours = [cmap(np.linspace(0, 1, each), bytes=True)[:, :3].ravel() for name, cmap in maps.items() if name != "gray"]
+    palette = Image.new("P", (1, 1))
+    palette.putpalette(np.concatenate([grey, *colours]).tolist())
+    return palette
 
 
 def _scales(rows: Sequence[Sequence[Panel | None]]) -> dict[Scale, set[int]]:
@@ -139,6 +154,8 @@ def _columns(rows: Sequence[Sequence[Panel | None]], row_names: Sequence[str]) -
 
 def _colour_bar(figure: Figure, scale: Scale, shown: list[tuple[Any, Any]], place: Any = None) -> None:
     """One bar in its place, or below the panels of a scale, as wide as a panel."""
+    from matplotlib.ticker import MaxNLocator
+
     pictures, places = zip(*shown, strict=True)
     covered = len({place.get_subplotspec().colspan.start for place in places})
     below = min(picture.get_array().min() for picture in pictures) < scale.low
@@ -146,6 +163,7 @@ def _colour_bar(figure: Figure, scale: Scale, shown: list[tuple[Any, Any]], plac
     where: dict[str, Any] = {"cax": place, "orientation": "horizontal"}
     if place is None:
         where = {"ax": list(places), "location": "bottom", "shrink": 0.9 / covered, "aspect": 25, "pad": 0.02}
+    where["ticks"] = MaxNLocator(5)
     bar = figure.colorbar(pictures[0], extend=("both" if above else "min") if below else ("max" if above else "neither"), **where)
     bar.set_label(scale.label, fontsize=9)
     bar.ax.tick_params(labelsize=8)

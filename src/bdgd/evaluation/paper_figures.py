@@ -173,7 +173,7 @@ def draw_worst(lab: Lab) -> Drawn | None:
         Panel(truth[0, 0], f"truth, test image {number}"),
         Panel(start[0, 0], f"FBP, {numbers['FBP']['psnr']:.1f} dB"),
         Panel(look.mean[0, 0], f"{display_name(name)}, {numbers[name]['psnr']:.1f} dB"),
-        Panel(error, f"error: {share:.0%} of it in 1 % of pixels", Scale("absolute error", 0.0, float(error.max()), "magma")),
+        Panel(error, f"error: {share:.0%} of its square in 1 % of pixels", Scale("absolute error", 0.0, float(error.max()), "magma")),
         Panel(std, "epistemic std", Scale("epistemic standard deviation", 0.0, float(std.max()) or 1.0, "magma")),
     ]
     shows = f"The worst of {len(scores)} test ellipse images by PSNR, 30 views"
