@@ -97,33 +97,36 @@ def save_figure(figure: Figure, path: str | Path, *, dpi: int = _DPI) -> None:
 
 def save_small(figure: Figure, path: str | Path, most: int = 300_000) -> None:
     """Write a PNG of at most about `most` bytes, for pictures that a repository keeps: 256 colours, and as many dots as fit."""
-    from PIL import Image
-
     for dpi in _SMALL_DPI:
         figure.set_dpi(dpi)
         figure.canvas.draw()
-        picture = Image.fromarray(np.asarray(figure.canvas.buffer_rgba())[..., :3])  # type: ignore[attr-defined]
         written = io.BytesIO()
-        picture.quantize(256, palette=_palette(figure), dither=Image.Dither.NONE).save(written, format="PNG", optimize=True)
+        _few_colours(figure, np.asarray(figure.canvas.buffer_rgba())[..., :3]).save(written, format="PNG", optimize=True)  # type: ignore[attr-defined]
         if len(written.getvalue()) <= most:
             break
     with replacing(path) as temporary:
         temporary.write_bytes(written.getvalue())
 
 
-def _palette(figure: Figure) -> Any:
-    """256 colours, shared evenly by grey, which letters need, and the colour maps of the figure; None where it shows no image."""
+def _few_colours(figure: Figure, picture: np.ndarray) -> Any:
+    """The picture (rows, columns, 3) with every dot in the nearest of 256 colours, which greys and the figure's colour maps share.
+
+    A figure without images gets the colours that suit it. Nearest without rounding: white must stay white on a white page.
+    """
     from PIL import Image
 
-    maps = {picture.get_cmap().name: picture.get_cmap() for axes in figure.axes for picture in axes.images}
+    maps = {image.get_cmap().name: image.get_cmap() for axes in figure.axes for image in axes.images}
     if not maps:
-        return None
+        return Image.fromarray(picture).quantize(256, dither=Image.Dither.NONE)
     each = 256 // len(maps | {"gray": None})
-    grey = np.repeat(np.linspace(0, 255, each).round().astype(np.uint8), 3)
-    colours = [cmap(np.linspace(0, 1, each), bytes=True)[:, :3].ravel() for name, cmap in maps.items() if name != "gray"]
-    palette = Image.new("P", (1, 1))
-    palette.putpalette(np.concatenate([grey, *colours]).tolist())
-    return palette
+    greys = np.repeat(np.linspace(0, 255, each).round().astype(np.uint8)[:, None], 3, 1)
+    palette = np.concatenate([greys, *(cmap(np.linspace(0, 1, each), bytes=True)[:, :3] for name, cmap in maps.items() if name != "gray")])
+    packed, place = np.unique(picture.astype(np.int64) @ (65536, 256, 1), return_inverse=True)
+    colours = np.stack((packed >> 16, packed >> 8 & 255, packed & 255), 1)  # each one once
+    nearest = ((colours[:, None] - palette[None].astype(np.int64)) ** 2).sum(2).argmin(1).astype(np.uint8)
+    few = Image.fromarray(nearest[place].reshape(picture.shape[:2]))  # grey until it has a palette
+    few.putpalette(palette.tobytes())
+    return few
 
 
 def _scales(rows: Sequence[Sequence[Panel | None]]) -> dict[Scale, set[int]]:
