@@ -24,8 +24,7 @@ from bdgd.apps import demo as demo_command
 from bdgd.apps.console import Output
 from bdgd.checks import InputError
 from bdgd.data import PoissonNoise, read_scans, shepp_logan
-from bdgd.evaluation import SETTINGS, Method, classical, score
-from bdgd.evaluation import test_scans as scans_of_the_tables
+from bdgd.evaluation import SETTINGS, Method, classical, score, table_scans
 from bdgd.operators import FanBeam, ParallelBeam, RayTransform
 
 SOURCE = Path(__file__).resolve().parents[1] / "src"
@@ -217,7 +216,7 @@ def test_evaluate_writes_every_images_values_and_chooses_on_validation(tmp_path:
 
 def test_what_was_chosen_for_shepp_logan_reconstructs_shepp_logan_alone() -> None:
     A = RayTransform(SETTINGS["sparse30"])
-    scans = scans_of_the_tables(A, 8)
+    scans = table_scans(A, 8)
     shown: list[tuple[str, int]] = []
 
     def method(name: str) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -11,6 +11,7 @@ from matplotlib.image import imread
 
 from bdgd.checks import InputError
 from bdgd.evaluation import Panel, Scale, panels, save_figure
+from bdgd.evaluation.figures import save_small
 
 DIFFERENCE = Scale("difference", -1, 1, "RdBu_r")
 
@@ -92,3 +93,31 @@ def test_a_figure_is_written_completely_or_not_at_all(tmp_path: Path, monkeypatc
         save_figure(figure, tmp_path / "figure.png")
     assert (tmp_path / "figure.png").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["figure.png"]
+
+
+def test_a_place_may_stay_empty_and_a_title_stand_above() -> None:
+    figure = panels([[Panel(torch.rand(6, 6), "a"), None], [None, Panel(torch.rand(6, 6), "b")]], ["first", "second"], "what it shows")
+    assert [len(axes.images) for axes in figure.axes[:4]] == [1, 0, 0, 1] and figure.get_suptitle() == "what it shows"
+    with pytest.raises(InputError, match="at least one panel"):
+        panels([[None, None]])
+
+
+def test_colour_bars_of_scales_that_share_a_column_do_not_overlap() -> None:
+    image = torch.rand(6, 6)
+    figure = panels([[Panel(image, "a"), Panel(image, "b", DIFFERENCE)], [Panel(image, "c", DIFFERENCE), Panel(image, "d")]])
+    figure.canvas.draw()
+    boxes = [axes.get_window_extent() for axes in figure.axes]
+    assert len(boxes) == 6  # four panels, two bars
+    assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
+
+
+def test_a_small_picture_has_as_many_dots_as_fit(tmp_path: Path) -> None:
+    figure = panels([[Panel(torch.rand(128, 128)) for _ in range(3)]])
+    sizes = []
+    for most in (300_000, 60_000):
+        save_small(figure, tmp_path / "f.png", most)
+        sizes.append((tmp_path / "f.png").stat().st_size)
+    assert sizes[0] <= 300_000 and sizes[1] < sizes[0]
+    drawn, dots = np.asarray(figure.canvas.buffer_rgba())[..., :3] / 255, imread(tmp_path / "f.png")[..., :3]
+    assert np.abs(drawn - dots).max() < 0.02, "256 colours are enough for greys"
+    assert dots[0, 0].tolist() == [1, 1, 1], "white stays white"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bdgd.checks import InputError
-from bdgd.evaluation.tables import PAPER, insert, markdown, read_cell, rows, write_cell
+from bdgd.evaluation.tables import PAPER, PAPER_SPREAD, insert, markdown, read_cell, rows, write_cell
 
 
 def result(psnr: float, commit: str = "0123456789abcdef") -> dict[str, Any]:
@@ -22,15 +22,48 @@ def test_cells_come_back(tmp_path: Path) -> None:
     assert [cell["ellipses_psnr"] for cell in read_cell(tmp_path, "sparse30", "fbp")] == [20.0, 22.0]
 
 
+def body(text: str) -> dict[str, list[str]]:
+    """The cells of every row by its name."""
+    lines = [line for line in text.splitlines() if line.startswith("| ") and "---" not in line][1:]
+    return {cells[0]: cells[1:] for cells in ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)}
+
+
 @pytest.mark.parametrize("setting", PAPER)
-def test_a_table_has_every_row_and_says_what_is_missing(tmp_path: Path, setting: str) -> None:
+def test_a_table_has_every_row_of_the_paper_and_says_what_is_missing(tmp_path: Path, setting: str) -> None:
     write_cell(tmp_path, setting, "fbp", [result(20.0), result(22.0)])
-    lines = markdown(tmp_path, setting).splitlines()
-    body = [line for line in lines if line.startswith("| ") and "---" not in line][1:]
-    assert [line.split("|")[1].strip() for line in body] == [row.name for row in rows(setting)] == list(PAPER[setting])
-    assert "21.00 ± 1.41" in body[0] and f"{PAPER[setting]['FBP'][0]:.2f}" in body[0]
-    assert all("not trained yet" in line for line in body[2:])
-    assert lines[-1] == "*Measured on a machine, commit 0123456789.*"
+    text = markdown(tmp_path, setting)
+    table = body(text)
+    assert list(table) == list(PAPER[setting])
+    ours, (ellipses, head) = "21.00 ± 1.41 (21.000)", PAPER[setting]["FBP"]
+    assert table["FBP"] == [ours, f"{ellipses:.2f}", ours, f"{head:.2f}", "2"]
+    assert all(table[name][0] == table[name][2] == "not trained yet" and table[name][4] == "0" for name in list(table)[2:])
+    assert table["BDGD-MFVI"][1] == f"{PAPER[setting]['BDGD-MFVI'][0]:.2f} ± {PAPER_SPREAD[setting]['BDGD-MFVI'][0]:.2f}"
+    left_out = [f"{setting}-{kind}-paper" for kind in ("lpd", "dgd", "mfvi", "mcdo")] + [f"{setting}-best"]
+    assert text.splitlines()[-2:] == [
+        f"*Rows without a trained model are left out: {', '.join(left_out)}.*",
+        "*Measured on a machine, commit 0123456789.*",
+    ]
+
+
+def test_learned_rows_stand_twice_and_our_best_last(tmp_path: Path) -> None:
+    for method in ("sparse30-mfvi", "sparse30-mfvi-paper", "sparse30-best"):
+        write_cell(tmp_path, "sparse30", method, [result(40.0)])
+    table = body(markdown(tmp_path, "sparse30"))
+    assert list(table)[4:] == ["BDGD-MFVI", "BDGD-MFVI, paper's recipe", "BDGD-MCDO", "our best"]
+    assert table["BDGD-MFVI, paper's recipe"][1] == table["BDGD-MFVI"][1] and table["our best"][1] == table["our best"][3] == ""
+    assert [row.method for row in rows("sparse30") if row.paper == "LPD"] == ["sparse30-lpd", "sparse30-lpd-paper"]
+
+
+def test_seeds_are_counted_and_trainings_where_they_are_fewer(tmp_path: Path) -> None:
+    def trained(*seeds: int) -> str:
+        write_cell(tmp_path, "sparse30", "sparse30-dgd", [result(40.0) | {"recipe": {"trained": {"seed": seed}}} for seed in seeds])
+        return body(markdown(tmp_path, "sparse30"))["DGD"][4]
+
+    assert trained(0) == "1" and trained(0, 1, 2) == "3" and trained(0, 0, 0, 0, 0) == "5 (1 trained)"
+
+
+def test_a_note_stands_in_the_table(tmp_path: Path) -> None:
+    assert "**QUICK: few**" in markdown(tmp_path, "sparse30", "QUICK: few") and "**" not in markdown(tmp_path, "sparse30").split("\n", 1)[1]
 
 
 def test_an_unclean_tree_is_said(tmp_path: Path) -> None:

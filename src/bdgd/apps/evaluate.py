@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,8 +15,7 @@ from bdgd.apps.options import Device, Seed, choose_device, require_writable
 from bdgd.apps.provenance import provenance
 from bdgd.apps.uncertainty import uncertainty_of, uncertainty_table, write_figure
 from bdgd.checks import InputError
-from bdgd.evaluation import METHODS, SETTINGS, Scores, UncertaintyScores, find_method, remembering, score, test_scans
-from bdgd.evaluation.methods import DRAWS
+from bdgd.evaluation import FULL, METHODS, SETTINGS, Scores, UncertaintyScores, find_method, remembering, score, table_scans
 from bdgd.operators import RayTransform
 from bdgd.storage import write_json
 
@@ -23,12 +23,13 @@ from bdgd.storage import write_json
 class Setting(StrEnum):
     sparse30 = "sparse30"
     limited120 = "limited120"
+    limited60 = "limited60"
 
 
 _KNOWN = f"{', '.join(METHODS)}, a shipped model by name, or the file of a model; without any, {' and '.join(METHODS)}."
 
 Names = Annotated[list[str] | None, typer.Argument(metavar="[METHOD]...", help=_KNOWN)]
-SettingName = Annotated[Setting, typer.Option("--setting", help="30 views over the half circle, or 120 views over 120 degrees.")]
+SettingName = Annotated[Setting, typer.Option("--setting", help="30 views over the half circle, or one view per degree over 120 or 60.")]
 Images = Annotated[int, typer.Option("--images", help="Images of the fixed test set: the last is Shepp-Logan, the others are ellipses.")]
 Draws = Annotated[int, typer.Option("--draws", min=1, help="Monte-Carlo draws of a trained model.")]
 WithUncertainty = Annotated[bool, typer.Option("--uncertainty", help="Score the error bars too, which takes about twice as long.")]
@@ -41,7 +42,7 @@ def evaluate(
     methods: Names = None,
     setting: SettingName = Setting.sparse30,
     images: Images = 101,
-    draws: Draws = DRAWS,
+    draws: Draws = FULL.draws,
     uncertainty: WithUncertainty = False,
     figure: Figure = None,
     output: Destination = None,
@@ -52,7 +53,8 @@ def evaluate(
 
     What a method has to choose, it chooses on validation images. Example: bdgd evaluate fbp tv --setting limited120 -o limited.json
     """
-    wanted = {name: find_method(name, draws) for name in methods or METHODS}
+    wanted = {name: find_method(name) for name in methods or METHODS}
+    effort = replace(FULL, draws=draws)
     where = choose_device(device)
     if figure is not None and not uncertainty:
         raise InputError("--figure shows how honest the error bars are; add --uncertainty to have them scored")
@@ -61,14 +63,15 @@ def evaluate(
     for path in filter(None, (output, figure)):
         require_writable(path)
     A = RayTransform(SETTINGS[setting], where)
-    scans = test_scans(A, images, seed)
+    scans = table_scans(A, images, seed)
     results: dict[str, dict[str, Any]] = {}
     rows: list[list[str]] = []
     honesty: dict[str, dict[str, UncertaintyScores]] = {}
     for name, prepare in wanted.items():
         start = time.perf_counter()
         with out.waiting(f"{name}: preparing, on validation images where something has to be chosen"):
-            method = remembering(prepare(A, seed)) if uncertainty else prepare(A, seed)
+            method = prepare(A, seed, effort)
+            method = remembering(method) if uncertainty else method
         preparing = time.perf_counter() - start
         with out.progress(name, len(scans)) as step:
             scores = score(method, scans, lambda done, mean, step=step: step(done, f"{mean:.2f} dB"))  # type: ignore[misc]

@@ -1,74 +1,74 @@
-"""`bdgd reproduce`: the paper's tables from our code, with the paper's numbers beside ours."""
+"""`bdgd reproduce`: the paper's tables, figures and claims from our code, with the paper's numbers beside ours."""
 
 from __future__ import annotations
 
-import time
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from bdgd.apps.cells import Job, make_table
 from bdgd.apps.console import Output
-from bdgd.apps.evaluate import result_of
 from bdgd.apps.options import Device, choose_device, make_folder
-from bdgd.apps.provenance import provenance
-from bdgd.evaluation import METHODS, SETTINGS, find_method, score, test_scans
-from bdgd.evaluation.tables import insert, markdown, read_cell, rows, write_cell
-from bdgd.models import pretrained
-from bdgd.operators import RayTransform
-from bdgd.storage import replacing
+from bdgd.apps.paper import make_claims, make_figure
+from bdgd.checks import InputError
+from bdgd.evaluation import FULL, QUICK
 
 
 class What(StrEnum):
     table1 = "table1"
     table2 = "table2"
+    fig2 = "fig2"
+    fig3 = "fig3"
+    fig4 = "fig4"
+    fig5 = "fig5"
+    fig6 = "fig6"
+    worst = "worst"
+    claims = "claims"
     all = "all"
 
 
-_SETTINGS = {What.table1: "sparse30", What.table2: "limited120"}
+_TABLES = {What.table1: "sparse30", What.table2: "limited120"}
+_FIGURES = (What.fig2, What.fig3, What.fig4, What.fig5, What.fig6, What.worst)
+_WHAT = "A table (sparse view, limited view), a figure, the worst test image, the claims as numbers, or all of it."
+
+Wanted = Annotated[What, typer.Argument(help=_WHAT)]
+Results = Annotated[Path, typer.Option("--results", help="Where everything is kept; --quick uses its folder quick.")]
+Seeds = Annotated[
+    int, typer.Option("--seeds", min=1, help="Seeds of the tables: of test noise and draws, and of the training where RUNS has it.")
+]
+Runs = Annotated[Path, typer.Option("--runs", help="Trainings of your own: RUNS/MODEL-seedN/model.safetensors.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Few test images and draws: minutes on two cores, and says so in all it writes.")]
+Page = Annotated[Path | None, typer.Option("--page", help="A Markdown page with <!-- table1 --> ... <!-- /table1 --> to fill.")]
 
 
 def reproduce(
     out: Output,
-    what: Annotated[What, typer.Argument(help="Which table: sparse view, limited view, or both.")] = What.all,
-    results: Annotated[Path, typer.Option("--results", help="Where the cells of the tables are kept.")] = Path("results"),
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Seeds of the test noise and of the draws.")] = 1,
-    page: Annotated[Path | None, typer.Option("--page", help="A Markdown page with <!-- table1 --> ... <!-- /table1 --> to fill.")] = None,
+    what: Wanted = What.all,
+    results: Results = Path("results"),
+    seeds: Seeds = 1,
+    runs: Runs = Path("runs"),
+    quick: Quick = False,
+    page: Page = None,
     device: Device = "auto",
 ) -> None:
-    """Make the tables of the paper: FBP, TV and the shipped models on 100 ellipse images and Shepp-Logan.
+    """Make the paper's tables, figures and claims from shipped weights, with the paper's numbers beside ours.
 
-    Cells that are there already are kept, so an interrupted run goes on where it was. Delete a cell's file to make it again.
+    Tables: FBP, TV and every shipped model on 100 ellipse images and Shepp-Logan. Figures: PNG with a JSON of their numbers.
+    What is there already is kept, so an interrupted run goes on where it was; delete a file to make it again. A model that is
+    not shipped is left out, with what it would cost to train.
     """
-    make_folder(results)
-    where = choose_device(device)
-    for table, setting in _SETTINGS.items():
-        if what not in (table, What.all):
-            continue
-        A = RayTransform(SETTINGS[setting], where)
-        for row in rows(setting):
-            if row.method not in METHODS and row.method not in pretrained():
-                out.note(f"{setting}, {row.name}: no trained model {row.method} is shipped yet; its row stays empty")
-                continue
-            _fill(out, results, A, setting, row.method, seeds)
-        text = markdown(results, setting)
-        with replacing(results / f"{table}.md") as temporary:
-            temporary.write_text(text + "\n")
-        if page is not None:
-            insert(page, table, text)
-        out.say(text)
-
-
-def _fill(out: Output, folder: Path, A: RayTransform, setting: str, method: str, seeds: int) -> None:
-    """Add the seeds that a cell lacks, one at a time."""
-    cell: list[dict[str, Any]] = read_cell(folder, setting, method)
-    for seed in range(len(cell), seeds):
-        start = time.perf_counter()
-        prepared = find_method(method)(A, seed)
-        preparing = time.perf_counter() - start
-        scans = test_scans(A, seed=seed)
-        with out.progress(f"{setting} {method}", len(scans)) as step:
-            scores = score(prepared, scans, lambda done, mean, step=step: step(done, f"{mean:.2f} dB"))  # type: ignore[misc]
-        cell.append({**result_of(scores, prepared.recipe, preparing), "provenance": provenance(seed, A.device)})
-        write_cell(folder, setting, method, cell)
+    if quick and page is not None:
+        raise InputError("--quick does not fill a page, which would then show numbers from few images; leave out --page or --quick")
+    job = Job(out, make_folder(results / "quick" if quick else results), choose_device(device), QUICK if quick else FULL, seeds, runs)
+    if quick:
+        out.note(f"{job.effort.note()}; writing to {job.folder}")
+    for table, setting in _TABLES.items():
+        if what in (table, What.all):
+            make_table(job, table, setting, page)
+    for figure in _FIGURES:
+        if what in (figure, What.all):
+            make_figure(job, figure)
+    if what in (What.claims, What.all):
+        make_claims(job, page)

@@ -16,7 +16,7 @@ from bdgd.data.phantoms import (
     shepp_logan_ellipses,
 )
 from bdgd.data.scans import Scans, simulate
-from bdgd.data.sets import ellipse_images, head_images, named_generator, table_images
+from bdgd.data.sets import ellipse_images, ellipse_parameters, head_images, named_generator, table_images
 from bdgd.data.stack import Stack
 from bdgd.data.text import with_text
 
@@ -30,6 +30,7 @@ __all__ = [
     "disc",
     "draw_ellipses",
     "ellipse_images",
+    "ellipse_parameters",
     "ellipse_sinogram",
     "estimate_axis",
     "head_images",

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bdgd.checks import InputError, require_choice, require_count
-from bdgd.data.phantoms import Ellipses, random_ellipses, rasterise, shepp_logan, shepp_logan_ellipses
+from bdgd.data.phantoms import Ellipses, draw_ellipses, random_ellipses, rasterise, shepp_logan, shepp_logan_ellipses
 
 SETS = ("train", "validation", "calibration", "test")
 
@@ -27,9 +27,12 @@ def ellipse_images(set_name: str, count: int, size: int = 128, seed: int = 0, de
 
     A smaller count gives the first images of a larger one. No image of one set is in another, for any two seeds.
     """
-    number = SETS.index(require_choice(set_name, SETS, "set_name"))
-    generator = torch.Generator().manual_seed(_hashed("ellipses", seed) // 4 * 4 + number)
-    return random_ellipses(count, size, generator=generator, device=device)
+    return random_ellipses(count, size, generator=_set_generator(set_name, seed), device=device)
+
+
+def ellipse_parameters(set_name: str, count: int, seed: int = 0) -> Ellipses:
+    """What `ellipse_images` draws, before its values are shifted and scaled to [0, 1]: where each ellipse lies."""
+    return draw_ellipses(count, _set_generator(set_name, seed))
 
 
 def table_images(size: int = 128) -> Tensor:
@@ -56,6 +59,11 @@ def head_images(set_name: str, count: int, size: int = 128, seed: int = 0) -> Te
         phantom.rotation + 0.1 * normal[..., 5],
     )
     return rasterise(heads, size).clamp(0, 1)
+
+
+def _set_generator(set_name: str, seed: int) -> torch.Generator:
+    number = SETS.index(require_choice(set_name, SETS, "set_name"))
+    return torch.Generator().manual_seed(_hashed("ellipses", seed) // 4 * 4 + number)
 
 
 def _hashed(name: str, seed: int) -> int:

@@ -1,6 +1,6 @@
 """Methods and their error bars scored on the paper's test set, and figures."""
 
-from bdgd.evaluation.benchmark import SETTINGS, Method, Scores, score, test_scans, validation_scans
+from bdgd.evaluation.benchmark import FULL, QUICK, SETTINGS, Effort, Method, Scores, score, table_scans, validation_scans
 from bdgd.evaluation.figures import Panel, Scale, panels, save_figure
 from bdgd.evaluation.methods import METHODS, find_method, remembering
 from bdgd.evaluation.reliability import uncertainty_figure
@@ -8,8 +8,11 @@ from bdgd.evaluation.strata import StratumScores
 from bdgd.evaluation.uncertainty import UncertaintyScores, score_uncertainty
 
 __all__ = [
+    "FULL",
     "METHODS",
+    "QUICK",
     "SETTINGS",
+    "Effort",
     "Method",
     "Panel",
     "Scale",
@@ -22,7 +25,7 @@ __all__ = [
     "save_figure",
     "score",
     "score_uncertainty",
-    "test_scans",
     "uncertainty_figure",
+    "table_scans",
     "validation_scans",
 ]

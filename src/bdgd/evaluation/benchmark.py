@@ -1,6 +1,6 @@
 """Scoring a method on the paper's protocol: 128 x 128 images, 1 % noise, 100 ellipse images and Shepp-Logan, each apart.
 
-Whatever a method chooses, it chooses on `validation_scans`; `test_scans` are for the numbers alone.
+Whatever a method chooses, it chooses on `validation_scans`; `table_scans` are for the numbers alone.
 """
 
 from __future__ import annotations
@@ -19,11 +19,34 @@ from bdgd.evaluation.strata import PosteriorLike
 from bdgd.metrics import psnr, ssim
 from bdgd.operators import Geometry, ParallelBeam, RayTransform
 
-#: The paper's two settings by name.
-SETTINGS: dict[str, Geometry] = {"sparse30": ParallelBeam.sparse(views=30), "limited120": ParallelBeam.limited(degrees=120)}
+#: The paper's settings by name: two tables, and the short arc of its Figures 5 and 6.
+SETTINGS: dict[str, Geometry] = {
+    "sparse30": ParallelBeam.sparse(views=30),
+    "limited120": ParallelBeam.limited(degrees=120),
+    "limited60": ParallelBeam.limited(degrees=60),
+}
 NOISE = GaussianNoise(0.01)
 
 BATCH = {"cpu": 5, "cuda": 50}  # images reconstructed between two reports of progress
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much work goes into the results: test ellipses, Monte-Carlo draws, and ellipse images that a claim is averaged over."""
+
+    ellipses: int = 100
+    draws: int = 100
+    claim_images: int = 10
+    quick: bool = False
+
+    def note(self) -> str:
+        """What must stand beside every result that is not the full one; empty for the full one."""
+        return f"QUICK: {self.ellipses} test ellipses and {self.draws} draws instead of 100 and 100" if self.quick else ""
+
+
+FULL = Effort()
+#: What two cores finish in minutes from shipped weights.
+QUICK = Effort(ellipses=6, draws=5, claim_images=2, quick=True)
 
 
 @dataclass(frozen=True)
@@ -42,7 +65,7 @@ class Method:
 
 @dataclass(frozen=True)
 class Scores:
-    """One value per image in the order of `test_scans`: ellipses, then Shepp-Logan; and the seconds for all of them."""
+    """One value per image in the order of `table_scans`: ellipses, then Shepp-Logan; and the seconds for all of them."""
 
     psnr: tuple[float, ...]
     ssim: tuple[float, ...]
@@ -59,12 +82,12 @@ class Scores:
         }
 
 
-def test_scans(A: RayTransform, images: int = 101, seed: int = 0) -> Scans:
+def table_scans(A: RayTransform, images: int = 101, seed: int = 0) -> Scans:
     """Scans of the fixed test set, or of its first `images` - 1 ellipse images and Shepp-Logan; the seed is the noise's.
 
     The noise of an image does not depend on how many there are.
     """
-    scans = simulate(A, table_images(), NOISE, generator=named_generator("test noise", seed))
+    scans = simulate(A, table_images(A.domain_shape[1]), NOISE, generator=named_generator("test noise", seed))
     if not 2 <= require_count(images, "images") <= len(scans):
         raise InputError(f"images must be from 2 to {len(scans)}, ellipses and Shepp-Logan together, got {images}")
     return scans[[*range(images - 1), len(scans) - 1]].to(A.device)
@@ -72,18 +95,22 @@ def test_scans(A: RayTransform, images: int = 101, seed: int = 0) -> Scans:
 
 def validation_scans(A: RayTransform, images: int, seed: int = 0) -> Scans:
     """Scans of the first ellipse images of the validation set, which no table scores."""
-    scans = simulate(A, ellipse_images("validation", images, seed=seed), NOISE, generator=named_generator("validation noise", seed))
+    scans = simulate(
+        A, ellipse_images("validation", images, A.domain_shape[1], seed), NOISE, generator=named_generator("validation noise", seed)
+    )
     return scans.to(A.device)
 
 
 def head_validation_scans(A: RayTransform, images: int, seed: int = 0) -> Scans:
     """Scans of relatives of Shepp-Logan, to choose on what suits it without looking at it."""
-    scans = simulate(A, head_images("validation", images, seed=seed), NOISE, generator=named_generator("validation head noise", seed))
+    scans = simulate(
+        A, head_images("validation", images, A.domain_shape[1], seed), NOISE, generator=named_generator("validation head noise", seed)
+    )
     return scans.to(A.device)
 
 
 def score(method: Method, scans: Scans, report: Callable[[int, float], None] | None = None) -> Scores:
-    """PSNR and SSIM of every scan of `test_scans`, whose last is Shepp-Logan; only the reconstruction is timed.
+    """PSNR and SSIM of every scan of `table_scans`, whose last is Shepp-Logan; only the reconstruction is timed.
 
     `report(images, mean PSNR so far)` is called now and then.
     """

@@ -5,11 +5,13 @@ Made without pyplot, so that no window opens and no setting of the calling progr
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from torch import Tensor
 
 from bdgd.checks import InputError, require_finite
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 _INCHES = 2.6  # of one panel
 _DPI = 160
+_SMALL_DPI = (140, 120, 100, 80, 64)  # tried in turn; a panel of 128 pixels has 1.3 dots per pixel at the last
 
 
 @dataclass(frozen=True)
@@ -50,58 +53,121 @@ class Panel:
         require_finite(self.image, "the image of a panel")
 
 
-def panels(rows: Sequence[Sequence[Panel]], row_names: Sequence[str] = ()) -> Figure:
-    """The rows of panels as a figure, each row with its name at the left, and one colour bar below for every scale."""
+def panels(rows: Sequence[Sequence[Panel | None]], row_names: Sequence[str] = (), title: str = "") -> Figure:
+    """The rows of panels as a figure, each row with its name at the left, and one colour bar below for every scale.
+
+    None leaves a place empty. The bar of a scale stands below its columns; where scales share a column, all bars share the last line.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     columns = _columns(rows, row_names)
-    height, width = rows[0][0].image.shape
-    figure = Figure(figsize=(_INCHES * columns + 0.3, (_INCHES * width / height + 0.25) * len(rows) + 0.6), layout="constrained")
+    height, width = next(panel.image.shape for row in rows for panel in row if panel is not None)
+    tall = (_INCHES * width / height + 0.25) * len(rows)
+    figure = Figure(figsize=(_INCHES * columns + 0.3, tall + 0.6 + 0.22 * len(title.splitlines())), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(len(rows), columns, squeeze=False)
+    figure.suptitle(title, fontsize=12)
+    scales = _scales(rows)
+    shared = sum(map(len, scales.values())) > len(set().union(*scales.values()))
+    above, below = figure.subfigures(2, 1, height_ratios=(tall, 0.6), squeeze=False)[:, 0] if shared else (figure, None)
+    axes = above.subplots(len(rows), columns, squeeze=False)
     drawn: dict[Scale, list[tuple[Any, Any]]] = {}
     for row, line in zip(rows, axes, strict=True):
         for panel, place in zip(row, line, strict=True):
-            image = panel.image.detach().cpu().numpy().T
-            picture = place.imshow(image, origin="lower", cmap=panel.scale.colours, vmin=panel.scale.low, vmax=panel.scale.high)
             place.set(xticks=(), yticks=(), frame_on=False)
-            place.set_title(panel.title, fontsize=10)
-            drawn.setdefault(panel.scale, []).append((picture, place))
+            if panel is not None:
+                drawn.setdefault(panel.scale, []).append((_show(panel, place), place))
     for name, line in zip(row_names, axes, strict=bool(row_names)):
         line[0].set_ylabel(name, fontsize=11)
-    for scale, shown in drawn.items():
-        _colour_bar(figure, scale, shown)
+    places = [None] * len(scales) if below is None else below.subplots(1, len(scales), squeeze=False)[0]
+    for (scale, shown), place in zip(drawn.items(), places, strict=True):
+        _colour_bar(figure, scale, shown, place)
     return figure
 
 
-def save_figure(figure: Figure, path: str | Path) -> None:
+def save_figure(figure: Figure, path: str | Path, *, dpi: int = _DPI) -> None:
     """Write the figure in the format of the file's ending, replacing a file that is there."""
     path = Path(path)
     known = figure.canvas.get_supported_filetypes()
     if (ending := path.suffix[1:].lower()) not in known:
         raise InputError(f"cannot write a figure to {path}: the name must end in one of {', '.join('.' + name for name in known)}")
     with replacing(path) as temporary:
-        figure.savefig(temporary, format=ending, dpi=_DPI)
+        figure.savefig(temporary, format=ending, dpi=dpi)
 
 
-def _columns(rows: Sequence[Sequence[Panel]], row_names: Sequence[str]) -> int:
+def save_small(figure: Figure, path: str | Path, most: int = 300_000) -> None:
+    """Write a PNG of at most about `most` bytes, for pictures that a repository keeps: 256 colours, and as many dots as fit."""
+    for dpi in _SMALL_DPI:
+        figure.set_dpi(dpi)
+        figure.canvas.draw()
+        written = io.BytesIO()
+        _few_colours(figure, np.asarray(figure.canvas.buffer_rgba())[..., :3]).save(written, format="PNG", optimize=True)  # type: ignore[attr-defined]
+        if len(written.getvalue()) <= most:
+            break
+    with replacing(path) as temporary:
+        temporary.write_bytes(written.getvalue())
+
+
+def _few_colours(figure: Figure, picture: np.ndarray) -> Any:
+    """The picture (rows, columns, 3) with every dot in the nearest of 256 colours, which greys and the figure's colour maps share.
+
+    A figure without images gets the colours that suit it. Nearest without rounding: white must stay white on a white page.
+    """
+    from PIL import Image
+
+    maps = {image.get_cmap().name: image.get_cmap() for axes in figure.axes for image in axes.images}
+    if not maps:
+        return Image.fromarray(picture).quantize(256, dither=Image.Dither.NONE)
+    each = 256 // len(maps | {"gray": None})
+    greys = np.repeat(np.linspace(0, 255, each).round().astype(np.uint8)[:, None], 3, 1)
+    palette = np.concatenate([greys, *(cmap(np.linspace(0, 1, each), bytes=True)[:, :3] for name, cmap in maps.items() if name != "gray")])
+    packed, place = np.unique(picture.astype(np.int64) @ (65536, 256, 1), return_inverse=True)
+    colours = np.stack((packed >> 16, packed >> 8 & 255, packed & 255), 1)  # each one once
+    nearest = ((colours[:, None] - palette[None].astype(np.int64)) ** 2).sum(2).argmin(1).astype(np.uint8)
+    few = Image.fromarray(nearest[place].reshape(picture.shape[:2]))  # grey until it has a palette
+    few.putpalette(palette.tobytes())
+    return few
+
+
+def _scales(rows: Sequence[Sequence[Panel | None]]) -> dict[Scale, set[int]]:
+    """The columns in which each scale is used."""
+    scales: dict[Scale, set[int]] = {}
+    for row in rows:
+        for column, panel in enumerate(row):
+            if panel is not None:
+                scales.setdefault(panel.scale, set()).add(column)
+    return scales
+
+
+def _show(panel: Panel, place: Any) -> Any:
+    """The image as it is: pixels are squares, never smoothed."""
+    image, scale = panel.image.detach().cpu().numpy().T, panel.scale
+    place.set_title(panel.title, fontsize=10)
+    return place.imshow(image, origin="lower", cmap=scale.colours, vmin=scale.low, vmax=scale.high, interpolation="nearest")
+
+
+def _columns(rows: Sequence[Sequence[Panel | None]], row_names: Sequence[str]) -> int:
     """How many panels every row has; raise unless all have as many and each row has its name, or none has."""
-    if not rows or len({len(row) for row in rows}) != 1 or not rows[0]:
+    if not rows or len({len(row) for row in rows}) != 1 or not any(panel is not None for row in rows for panel in row):
         raise InputError(f"rows must be of equal length with at least one panel, got lengths {[len(row) for row in rows]}")
     if row_names and len(row_names) != len(rows):
         raise InputError(f"row_names must have one name for each of the {len(rows)} rows, got {len(row_names)}")
     return len(rows[0])
 
 
-def _colour_bar(figure: Figure, scale: Scale, shown: list[tuple[Any, Any]]) -> None:
-    """One bar below the panels of a scale, as wide as a panel."""
+def _colour_bar(figure: Figure, scale: Scale, shown: list[tuple[Any, Any]], place: Any = None) -> None:
+    """One bar in its place, or below the panels of a scale, as wide as a panel."""
+    from matplotlib.ticker import MaxNLocator
+
     pictures, places = zip(*shown, strict=True)
     covered = len({place.get_subplotspec().colspan.start for place in places})
     below = min(picture.get_array().min() for picture in pictures) < scale.low
     above = max(picture.get_array().max() for picture in pictures) > scale.high
-    extend = ("both" if above else "min") if below else ("max" if above else "neither")
-    bar = figure.colorbar(pictures[0], ax=list(places), location="bottom", shrink=0.9 / covered, aspect=25, pad=0.02, extend=extend)
+    where: dict[str, Any] = {"cax": place, "orientation": "horizontal"}
+    if place is None:
+        where = {"ax": list(places), "location": "bottom", "shrink": 0.9 / covered, "aspect": 25, "pad": 0.02}
+    where["ticks"] = MaxNLocator(5)
+    bar = figure.colorbar(pictures[0], extend=("both" if above else "min") if below else ("max" if above else "neither"), **where)
     bar.set_label(scale.label, fontsize=9)
     bar.ax.tick_params(labelsize=8)
     bar.outline.set_visible(False)

@@ -15,42 +15,42 @@ from torch import Tensor
 
 from bdgd.checks import InputError
 from bdgd.data import named_generator
-from bdgd.evaluation.benchmark import Method
+from bdgd.evaluation.benchmark import FULL, Effort, Method
 from bdgd.evaluation.classical import prepare_fbp, prepare_tv
 from bdgd.evaluation.strata import PosteriorLike
 from bdgd.inference import Posterior, reconstruct
 from bdgd.models import load, pretrained
 from bdgd.operators import RayTransform
 
-DRAWS = 100
+Prepare = Callable[..., Method]  # (A, seed, effort), the last two with defaults
 
-METHODS: dict[str, Callable[[RayTransform, int], Method]] = {
+METHODS: dict[str, Prepare] = {
     "fbp": prepare_fbp,
     "tv": prepare_tv,
 }
 
 
-def find_method(name: str, draws: int = DRAWS) -> Callable[[RayTransform, int], Method]:
+def find_method(name: str) -> Prepare:
     """The method of that name; any other name is that of a shipped model, or the file of one, and must be there."""
     if name in METHODS:
         return METHODS[name]
     if name not in pretrained() and not Path(name).is_file():
         known = ", ".join([*METHODS, *pretrained()])
         raise InputError(f"METHOD must be one of {known}, or the file of a trained model, got {name!r}; check its name")
-    return partial(prepare_model, name, draws=draws)
+    return partial(prepare_model, name)
 
 
-def prepare_model(name: str, A: RayTransform, seed: int = 0, *, draws: int = DRAWS) -> Method:
+def prepare_model(name: str, A: RayTransform, seed: int = 0, effort: Effort = FULL) -> Method:
     """A trained model; its image is the mean of the draws."""
     model = load(name, device=A.device)
     if getattr(model.A, "geometry", None) != A.geometry:
         raise InputError(f"the model {name} was trained for another geometry than the setting's; choose another --setting")
 
     def posterior(y: Tensor) -> Posterior:
-        return reconstruct(model, y, draws, generator=named_generator("draws", seed))
+        return reconstruct(model, y, effort.draws, generator=named_generator("draws", seed))
 
     trained = {key: model.provenance.get(key) for key in ("preset", "seed", "commit", "hardware", "seconds")}
-    return Method(lambda y: posterior(y).mean, {"draws": draws if model.random else 1, "trained": trained}, posterior=posterior)
+    return Method(lambda y: posterior(y).mean, {"draws": effort.draws if model.random else 1, "trained": trained}, posterior=posterior)
 
 
 def remembering(method: Method) -> Method:

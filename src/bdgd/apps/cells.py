@@ -1,0 +1,98 @@
+"""The cells of the paper's tables: a method scored in a setting, once per seed, kept as JSON and never made twice."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bdgd.apps.console import Output
+from bdgd.apps.costs import training_cost
+from bdgd.apps.evaluate import result_of
+from bdgd.apps.provenance import provenance
+from bdgd.evaluation import METHODS, SETTINGS, Effort, find_method, score, table_scans
+from bdgd.evaluation.lab import Lab
+from bdgd.evaluation.tables import insert, markdown, read_cell, rows, write_cell
+from bdgd.models import pretrained
+from bdgd.operators import RayTransform
+from bdgd.storage import replacing
+
+
+@dataclass(frozen=True)
+class Job:
+    """What `bdgd reproduce` was asked for: where to write and compute, with how much effort, seeds, and trainings of one's own."""
+
+    out: Output
+    folder: Path
+    device: torch.device
+    effort: Effort
+    seeds: int = 1
+    runs: Path = Path("runs")
+
+    def lab(self, what: str) -> Lab:
+        """A lab for one result, which tells of its progress."""
+        return Lab(self.device, self.effort, folder=self.folder, say=lambda text: self.out.note(f"{what}: {text}"))
+
+    def trained(self, model: str, seed: int) -> str | None:
+        """The model for a seed: one of one's own runs for that seed, else the shipped one; None where there is neither."""
+        own = self.runs / f"{model}-seed{seed}" / "model.safetensors"
+        if own.is_file():
+            return str(own)
+        return model if model in pretrained() else None
+
+
+def make_table(job: Job, table: str, setting: str, page: Path | None = None) -> None:
+    """Fill the cells of a table and write it as Markdown, also into a page where one is given."""
+    for row in rows(setting):
+        fill_cell(job, setting, row.method)
+    text = markdown(job.folder, setting, job.effort.note())
+    with replacing(job.folder / f"{table}.md") as temporary:
+        temporary.write_text(text + "\n")
+    if page is not None:
+        insert(page, table, text)
+    job.out.say(text)
+
+
+def fill_cell(job: Job, setting: str, method: str) -> None:
+    """Add the seeds that a cell lacks, one at a time, so that an interrupted run goes on where it was."""
+    cell = [entry for entry in read_cell(job.folder, setting, method) if not job.effort.quick or entry.get("effort") == asdict(job.effort)]
+    sources = {seed: method if method in METHODS else job.trained(method, seed) for seed in range(job.seeds)}
+    if not any(sources.values()):
+        if not cell:
+            job.out.note(f"{setting}: {training_cost(method).told()}")
+        return
+    A = None
+    for seed, source in sources.items():
+        if source is None or any(_is_made(entry, seed, source, method) for entry in cell):
+            continue
+        A = A or RayTransform(SETTINGS[setting], job.device)
+        entry = _score(job, A, f"{setting} {method}, seed {seed}", source, seed)
+        cell = sorted([*(e for e in cell if e["provenance"]["seed"] != seed), entry], key=lambda e: int(e["provenance"]["seed"]))
+        write_cell(job.folder, setting, method, cell)
+    shared = [seed for seed, source in sources.items() if seed and source == method and method not in METHODS]
+    if shared:
+        cost = training_cost(method, shared[0])
+        job.out.note(f"{method}: {len(shared)} more seeds of noise and draws share its one training; {cost.command} makes another")
+
+
+def _is_made(entry: dict[str, Any], seed: int, source: str, method: str) -> bool:
+    """Whether the entry is of that seed, and of a training of its own where there is one by now."""
+    if entry["provenance"]["seed"] != seed:
+        return False
+    return source == method or entry["recipe"].get("trained", {}).get("seed") == seed
+
+
+def _score(job: Job, A: RayTransform, what: str, source: str, seed: int) -> dict[str, Any]:
+    """One entry of a cell: the values of every image, the recipe and where it comes from."""
+    start = time.perf_counter()
+    with job.out.waiting(f"{what}: preparing"):
+        prepared = find_method(source)(A, seed, job.effort)
+    preparing = time.perf_counter() - start
+    scans = table_scans(A, job.effort.ellipses + 1, seed)
+    with job.out.progress(what, len(scans)) as step:
+        scores = score(prepared, scans, lambda done, mean: step(done, f"{mean:.2f} dB"))
+    entry = {**result_of(scores, prepared.recipe, preparing), "provenance": provenance(seed, A.device)}
+    return {"note": job.effort.note(), "effort": asdict(job.effort), **entry} if job.effort.quick else entry

@@ -1,0 +1,93 @@
+"""The paper's figures and claims as files: each picture with a JSON beside it, the claims as JSON and Markdown."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from bdgd.apps.cells import Job, fill_cell
+from bdgd.apps.costs import training_cost
+from bdgd.apps.provenance import provenance
+from bdgd.evaluation.claims import AUTHORS, Claim, check_claims, markdown, summary
+from bdgd.evaluation.figures import save_small
+from bdgd.evaluation.lab import Lab
+from bdgd.evaluation.paper_figures import FIGURES
+from bdgd.evaluation.tables import has_place, insert
+from bdgd.models import pretrained
+from bdgd.storage import replacing, write_json
+
+
+def make_figure(job: Job, name: str) -> None:
+    """Write NAME.png and NAME.json, unless they are there, made with this effort by the models that are shipped now."""
+    picture, record = job.folder / f"{name}.png", job.folder / f"{name}.json"
+    if picture.is_file() and _is_current(job, record):
+        job.out.note(f"{name}: {picture} is there already; delete {record} to make it again")
+        return
+    if name == "worst":
+        fill_cell(job, "sparse30", "sparse30-mfvi")
+    lab, start = job.lab(name), time.perf_counter()
+    with job.out.waiting(f"{name}: reconstructing"):
+        drawn = FIGURES[name](lab)
+    _tell_missing(job, name, lab.missing)
+    if drawn is None:
+        job.out.note(f"{name}: left out, none of its models is shipped yet")
+        return
+    save_small(drawn.figure, picture)
+    write_json(record, {"figure": name, "shows": drawn.shows, **_origin(job, lab, start), "numbers": drawn.numbers})
+    job.out.say(f"wrote {picture}: {drawn.shows}")
+
+
+def make_claims(job: Job, page: Path | None = None) -> None:
+    """Measure every claim, print them and write claims.json and claims.md."""
+    for setting in ("sparse30", "limited120"):
+        for kind in ("mfvi", "mcdo", "dgd"):
+            fill_cell(job, setting, f"{setting}-{kind}")
+            if f"{setting}-{kind}{AUTHORS}" in pretrained():
+                fill_cell(job, setting, f"{setting}-{kind}{AUTHORS}")
+    lab, start, claims = job.lab("claims"), time.perf_counter(), list[Claim]()
+    with job.out.waiting("claims: reconstructing"):
+        for claim in check_claims(lab):
+            lab.say(f"{claim.name} ({claim.recipe})")
+            claims.append(claim)
+    lab.missing = sorted({name for claim in claims for name in claim.missing})
+    _tell_missing(job, "claims", lab.missing)
+    text = markdown(claims, job.effort.note())
+    with replacing(job.folder / "claims.md") as temporary:
+        temporary.write_text(text + "\n")
+    if page is not None and has_place(page, "claims"):
+        insert(page, "claims", text)
+    write_json(job.folder / "claims.json", {**_origin(job, lab, start), "summary": summary(claims), "claims": [asdict(c) for c in claims]})
+    rows = [(claim.name, claim.recipe, claim.told(), "" if claim.holds is None else job.out.mark(claim.holds)) for claim in claims]
+    job.out.table(("claim", "recipe", "measured", "holds"), rows, job.effort.note())
+    job.out.say(f"{summary(claims)} Wrote {job.folder / 'claims.md'} and {job.folder / 'claims.json'}")
+
+
+def _origin(job: Job, lab: Lab, start: float) -> dict[str, Any]:
+    """What every record says about how it came about."""
+    return {
+        "note": job.effort.note(),
+        "effort": asdict(job.effort),
+        "models": lab.used,
+        "missing": [asdict(training_cost(name)) for name in lab.missing],
+        "seconds": round(time.perf_counter() - start, 1),
+        "provenance": provenance(lab.seed, job.device),
+    }
+
+
+def _is_current(job: Job, record: Path) -> bool:
+    try:
+        made = json.loads(record.read_text())
+        models, missing = dict(made["models"]), {cost["model"] for cost in made["missing"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    lab = job.lab("")
+    lab.models(list(models))
+    return lab.used == models and not missing & set(pretrained()) and made.get("effort") == asdict(job.effort)
+
+
+def _tell_missing(job: Job, what: str, missing: list[str]) -> None:
+    for name in missing:
+        job.out.note(f"{what}: {training_cost(name).told()}")

@@ -1,0 +1,172 @@
+"""The paper's claims as numbers: each verdict against a case where the answer is known, and none hidden."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from shelf import SIZE, Shelf
+from torch import Tensor
+
+from bdgd.evaluation import Effort, claims
+from bdgd.evaluation.claims import AUTHORS, Claim, check_claims, markdown
+from bdgd.evaluation.lab import Lab, Look
+from bdgd.evaluation.subjects import faint_ellipse, text_pictures
+from bdgd.evaluation.tables import write_cell
+
+FEW = Effort(ellipses=2, draws=2, claim_images=2, quick=True)
+
+
+class Models:
+    """Stands for a shipped model of three blocks; its variance maps are given by the test."""
+
+    random = True
+
+    def __init__(self, name: str):
+        self.name, self.blocks, self.A = name, [None] * 3, self
+        self.domain_shape = (1, SIZE, SIZE)
+
+
+class GivenLab(Lab):
+    """A lab whose models have the variance that `given(name, block, sinograms)` says; the "sinograms" are the images."""
+
+    given: Any = None
+    there: tuple[str, ...] = ()
+
+    def model(self, name: str) -> Any:
+        if name not in self.there:
+            self.missing.append(name)
+            return None
+        return Models(name)
+
+    def sinograms(self, model: Any, x: Tensor) -> Tensor:
+        return x
+
+    def look(self, model: Any, y: Tensor) -> Look:
+        return Look(y, self.given(model.name, 3, y))
+
+    def look_after(self, model: Any, y: Tensor, blocks: Any, name: str = "") -> dict[int, Look]:
+        return {block: Look(y, self.given(model.name, block, y)) for block in blocks}
+
+
+def lab(given: Any, *there: str, folder: Path = Path("nowhere")) -> GivenLab:
+    made = GivenLab(torch.device("cpu"), FEW, folder=folder)
+    made.given, made.there = given, there
+    return made
+
+
+@pytest.fixture(autouse=True)
+def three_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims, "shown_blocks", lambda model: (1, 2, 3))
+
+
+def cell(seed: int, *psnr: float) -> dict[str, Any]:
+    return {"psnr": list(psnr), "provenance": {"seed": seed}}
+
+
+def test_beating_is_paired_over_the_seeds_that_both_have(tmp_path: Path) -> None:
+    write_cell(tmp_path, "sparse30", "sparse30-mfvi", [cell(0, 40, 42, 50), cell(1, 41, 43, 51), cell(2, 0, 0, 0)])
+    write_cell(tmp_path, "sparse30", "sparse30-dgd", [cell(0, 39, 43, 49), cell(1, 40, 40, 49)])
+    claim = claims.beats(lab(None, folder=tmp_path), "sparse30", "dgd")
+    assert claim.numbers == {"ellipses dB": (1 - 1 + 1 + 3) / 4, "Shepp-Logan dB": 1.5, "ellipse images won %": 75.0, "seeds": 2}
+    assert claim.holds is True
+    write_cell(tmp_path, "sparse30", "sparse30-mcdo", [cell(0, 30, 30, 60)])
+    assert claims.beats(lab(None, folder=tmp_path), "sparse30", "mcdo").holds is False, "Shepp-Logan must be won too"
+    missing = claims.beats(lab(None, folder=tmp_path), "limited120", "dgd")
+    assert missing.holds is None and missing.missing == ("limited120-mfvi", "limited120-dgd") and "not measured" in missing.told()
+
+
+@pytest.mark.parametrize(
+    ("levels", "falls", "rises", "stays_low"),
+    [((4, 1, 2), True, True, False), ((4, 2, 1), True, False, True), ((1, 2, 3), False, True, False), ((4, 5, 3), False, False, True)],
+)
+def test_the_two_phases(levels: tuple[float, ...], falls: bool, rises: bool, stays_low: bool) -> None:
+    made = lab(lambda name, block, y: torch.full_like(y, levels[block - 1]), "sparse30-mfvi", "sparse30-mcdo")
+    assert claims.reconstruction_phase(made).holds is falls
+    assert claims.fine_tuning_phase(made).holds is rises
+    assert claims.dropout_stays_low(made).holds is stays_low
+    assert claims.fine_tuning_phase(made).numbers["ellipses block 2"] == levels[1]
+    assert claims.fine_tuning_phase(made, AUTHORS).missing == ("sparse30-mfvi-paper",)
+
+
+def test_a_shorter_arc_and_a_limited_view_have_more_variance() -> None:
+    variances = {"sparse30-mfvi": 1.0, "limited120-mfvi": 3.0, "limited60-mfvi": 2.0}
+    made = lab(lambda name, block, y: torch.full_like(y, variances[name]), *variances)
+    assert claims.limited_view(made).holds is True and claims.limited_view(made).numbers["ratio"] == 3.0
+    assert claims.shorter_arc(made).holds is False
+    assert claims.shorter_arc(lab(made.given, "limited60-mfvi")).missing == ("limited120-mfvi",)
+
+
+def test_the_text_stands_out_and_is_found() -> None:
+    _, mask = text_pictures(1, SIZE)
+
+    def given(inside: float) -> Any:
+        def variance(name: str, block: int, y: Tensor) -> Tensor:
+            written = bool((y[mask.expand_as(y)] == 1).all())
+            return torch.where(mask, inside if written else 0.5, 1.0).expand_as(y)
+
+        return variance
+
+    made = lab(given(3.0), "sparse30-mfvi")
+    ratio = claims.text_stands_out(made, "sparse30")
+    assert ratio.holds is True and ratio.numbers == {"text / rest": 3.0, "AUROC": 1.0, "times without the text": 6.0}
+    assert claims.text_is_found(made, "sparse30").holds is True
+    weak = lab(given(1.5), "sparse30-mfvi")
+    assert claims.text_stands_out(weak, "sparse30").holds is False, "1.5 times is no multiple"
+    assert claims.text_is_found(weak, "sparse30").holds is True, "but every pixel of it is found"
+    blind = lab(given(1.0), "sparse30-mfvi")
+    assert claims.text_is_found(blind, "sparse30").numbers["AUROC"] == 0.5 and claims.text_is_found(blind, "sparse30").holds is False
+
+
+def test_the_faint_ellipse_shows_along_its_edge() -> None:
+    edge = faint_ellipse(SIZE).edge
+    levels = {"limited120-mfvi": 4.0, "limited120-mcdo": 1.0}
+    made = lab(lambda name, block, y: torch.where(edge, levels[name], 1.0).expand_as(y), *levels)
+    assert claims.faint_ellipse_visible(made).numbers == {"edge / flat": 4.0, "AUROC of the edge": 1.0}
+    assert claims.faint_ellipse_visible(made).holds is True
+    assert claims.more_detail_than_dropout(made).numbers == {"MFVI": 1.0, "MCDO": 0.5}
+    levels["limited120-mfvi"] = 1.5
+    assert claims.faint_ellipse_visible(lab(made.given, *levels)).holds is False
+
+
+def test_every_claim_is_there_and_the_authors_beside_it_where_it_can_be_measured(tmp_path: Path) -> None:
+    def given(name: str, block: int, y: Tensor) -> Tensor:
+        return torch.full_like(y, float(block))
+
+    made = lab(given, "sparse30-mfvi", "sparse30-mfvi-paper", folder=tmp_path)
+    found = list(check_claims(made))
+    assert [claim.name for claim in found if claim.recipe == "ours"] == [c.name for c in (k(made, recipe="") for k in claims.CLAIMS)]
+    assert len(claims.CLAIMS) == 17
+    assert {claim.name for claim in found if claim.recipe == "authors'"} == {
+        "Reconstruction phase",
+        "Fine-tuning phase",
+        "Text stands out, sparse view",
+        "Text is found, sparse view",
+    }
+    assert not any(name.endswith(AUTHORS) for name in made.missing), "a twin that is not there is no gap"
+
+
+def test_no_verdict_is_hidden() -> None:
+    found = [
+        Claim("a", "s", ("m",), {"x": 0.25}, True),
+        Claim("b", "s", ("m",), {"x": 1.0}, False),
+        Claim("c", "s", ("m",), missing=("m",)),
+    ]
+    text = markdown(found, "QUICK")
+    assert text.startswith("**QUICK**") and text.endswith("1 hold, 1 do not, 1 cannot be measured yet.")
+    assert (
+        "| a | s | ours | x 0.25 | yes |" in text
+        and "| b | s | ours | x 1 | **no** |" in text
+        and "| c | s | ours | not measured: m" in text
+    )
+
+
+def test_real_models_can_be_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Shelf(tmp_path / "weights", monkeypatch).add("sparse30-mfvi", "limited120-mfvi")
+    real = Lab(torch.device("cpu"), FEW, folder=tmp_path)
+    found = {claim.name: claim for claim in check_claims(real)}
+    assert found["Text is found, sparse view"].holds is not None and found["Faint ellipse in the variance"].holds is not None
+    assert found["Fine-tuning phase"].numbers.keys() == {f"{p}block {k}" for p in ("", "ellipses ") for k in (1, 2, 3)}
+    assert sorted(real.missing) == ["limited120-mcdo", "limited60-mfvi", "sparse30-mcdo"]
