@@ -25,7 +25,7 @@ __all__ = [
     "save_figure",
     "score",
     "score_uncertainty",
-    "uncertainty_figure",
     "table_scans",
+    "uncertainty_figure",
     "validation_scans",
 ]
