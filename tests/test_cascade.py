@@ -19,6 +19,7 @@ from bdgd.inference import reconstruct
 from bdgd.keyed import keyed_generator
 from bdgd.models import DeepGradientDescent, GaussianMisfit, GradientBlock, PoissonMisfit
 from bdgd.models.cascade import MOST_GROWTH
+from bdgd.models.last_layers import MeanFieldLayer
 from bdgd.models.misfit import make_misfit
 from bdgd.operators import ParallelBeam, RayTransform, operator_norm
 
@@ -316,3 +317,25 @@ def test_what_cannot_be_built_is_refused_in_a_sentence(arguments: dict[str, Any]
     with pytest.raises(InputError, match=message) as refusal:
         DeepGradientDescent(**{"A": small_transform(8), "blocks": 1, **arguments})
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("kind", ["point", "mean_field", "dropout", "full_covariance"])
+def test_dead_channels_are_replaced_without_changing_the_block(kind: str) -> None:
+    block = GradientBlock(kind)
+    block.reset(keyed_generator(3))
+    x, gradient = torch.rand(2, 1, 12, 12), torch.randn(2, 1, 12, 12, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        for layer, channel in zip(block.hidden, (3, 7, 2, 30, 11, 5), strict=True):
+            layer.bias[channel] = -100.0  # never above 0
+        if isinstance(block.last, MeanFieldLayer):
+            block.last.log_std[:, 5] = 0.0  # where a dead feature's posterior ends up: at the prior
+        before = block.update(x, block.features(x, gradient), block.last.draw(1, keyed_generator(4)))
+        replaced = block.revive(x, gradient, keyed_generator(5))
+        outputs = block.activations(x, gradient)
+        after = block.update(x, outputs[-1], block.last.draw(1, keyed_generator(4)))
+    assert replaced >= 6
+    assert all(float(layer.bias.detach()[channel]) > -100 for layer, channel in zip(block.hidden, (3, 7, 2, 30, 11, 5), strict=True))
+    tolerance = 5e-3 if kind in ("mean_field", "full_covariance") else 1e-6  # these features have weights of a tiny random size now
+    torch.testing.assert_close(after, before, rtol=0, atol=tolerance)
+    if isinstance(block.last, MeanFieldLayer):
+        assert float(block.last.log_std[:, 5].detach().max()) < -8

@@ -20,7 +20,7 @@ from bdgd.data import GaussianNoise, Scans, ellipse_images, simulate
 from bdgd.inference import reconstruct
 from bdgd.keyed import keyed_generator
 from bdgd.metrics import psnr
-from bdgd.models import DeepGradientDescent, LearnedPrimalDual
+from bdgd.models import DeepGradientDescent, GradientBlock, LearnedPrimalDual
 from bdgd.operators import LinearOperator, ParallelBeam, RayTransform
 from bdgd.training import History, Schedule, finetune_jointly, greedy, train_directly, train_greedily
 from bdgd.training.greedy import Frontier
@@ -289,14 +289,16 @@ def test_a_noise_level_that_is_not_trained_is_estimated(kind: str, validation: S
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_block_starts_from_all_weights_of_the_block_before(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, watch = cascade(kind, blocks=3), Watch(monkeypatch)
+    model, watch, revived = cascade(kind, blocks=3), Watch(monkeypatch), []
     monkeypatch.setattr(greedy, "ATTEMPTS", 1)
+    monkeypatch.setattr(GradientBlock, "revive", lambda block, x, gradient, generator: revived.append(len(x)))
     before = [state_of(block) for block in model.blocks]
     quickly(model, epochs=1)
     assert same(watch.states[0], before[0])
     for k in (1, 2):
         assert same(watch.states[k], state_of(model.blocks[k - 1]))
         assert not same(state_of(model.blocks[k]), state_of(model.blocks[k - 1]))
+    assert revived == [min(len(TRAIN), greedy.BATCH)] * 2, "dead channels are looked for before the second and the third block"
 
 
 def test_a_fresh_block_starts_from_its_own_weights(monkeypatch: pytest.MonkeyPatch) -> None:

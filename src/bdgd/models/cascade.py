@@ -19,7 +19,7 @@ from bdgd.checks import require_count
 from bdgd.classical import fbp
 from bdgd.keyed import keyed_generator
 from bdgd.models import fused
-from bdgd.models.last_layers import make_last_layer, reset_convolution
+from bdgd.models.last_layers import fresh_parameters, make_last_layer, reset_convolution
 from bdgd.models.misfit import make_misfit
 from bdgd.models.reconstructor import Reconstructor
 from bdgd.operators import LinearOperator
@@ -62,26 +62,55 @@ class GradientBlock(nn.Module):
 
     def reset(self, generator: torch.Generator) -> None:
         """Initial values, drawn from a CPU generator so that they are the same on every device."""
-        for layer in (*self.image_branch, *self.gradient_branch, *self.merge):
+        for layer in self.hidden:
             reset_convolution(layer, generator)
         self.last.reset(generator)
         with torch.no_grad():
             self.log_noise.fill_(LOG_NOISE_INIT if self.last.trains_noise_level else float("nan"))
 
+    @property
+    def hidden(self) -> tuple[nn.Conv2d, ...]:
+        """The six layers before the last: two of the image branch, two of the gradient branch, two that merge them."""
+        return (*self.image_branch, *self.gradient_branch, *self.merge)
+
     def features(self, x: Tensor, gradient: Tensor) -> Tensor:
         """What the last layer sees: (B, 16, H, W) from the image and the gradient (B, 1, H, W)."""
         if fused.usable(x):
-            layers = (*self.image_branch, *self.gradient_branch, *self.merge)
-            return fused.features(x, gradient, [parameter for layer in layers for parameter in (layer.weight, layer.bias)])
-        branches = []
+            return fused.features(x, gradient, [parameter for layer in self.hidden for parameter in layer.parameters()])
+        return self.activations(x, gradient)[-1]
+
+    def activations(self, x: Tensor, gradient: Tensor) -> list[Tensor]:
+        """The outputs of the hidden layers, each (B, C, H, W)."""
+        outputs = []
         for branch, signal in ((self.image_branch, x), (self.gradient_branch, gradient)):
             for layer in branch:
                 signal = F.relu(layer(signal))
-            branches.append(signal)
-        merged = torch.cat(branches, 1)
+                outputs.append(signal)
+        signal = torch.cat((outputs[1], outputs[3]), 1)
         for layer in self.merge:
-            merged = F.relu(layer(merged))
-        return merged
+            signal = F.relu(layer(signal))
+            outputs.append(signal)
+        return outputs
+
+    @torch.no_grad()
+    def revive(self, x: Tensor, gradient: Tensor, generator: torch.Generator) -> int:
+        """Replace channels that are zero everywhere in these images by fresh ones that nothing listens to yet; how many there were.
+
+        The block computes the same as before, but can use all its channels again. It also forgets the weights of dead
+        features: their posterior has gone back to the prior, whose draws would drown the image if such a feature woke up.
+        """
+        count = 0
+        for n, output in enumerate(self.activations(x, gradient)):
+            dead = (output.amax((0, 2, 3)) <= 0).nonzero()[:, 0]
+            for parameter, fresh in zip(self.hidden[n].parameters(), fresh_parameters(self.hidden[n], generator), strict=True):
+                parameter[dead] = fresh.to(parameter.device)[dead]
+            if n == 5:
+                self.last.forget(dead)
+            else:
+                listener, first = ((1, 0), (4, 0), (3, 0), (4, 32), (5, 0))[n]
+                self.hidden[listener].weight[:, first + dead] = 0
+            count += len(dead)
+        return count
 
     def forward(self, x: Tensor, gradient: Tensor, noise: Tensor) -> Tensor:
         """The next image (B, 1, H, W) with local noise, as in training."""

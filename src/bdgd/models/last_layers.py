@@ -48,6 +48,11 @@ class PointLayer(nn.Module):
             self.weight.normal_(0, MEAN_INIT, generator=generator)
             self.bias.zero_()
 
+    @torch.no_grad()
+    def forget(self, channels: Tensor) -> None:
+        """Ignore these features, as sure of it as at the beginning."""
+        self.weight[:, channels] = 0
+
     def local_noise(self, batch: int, size: tuple[int, int], generator: torch.Generator) -> Tensor:
         """Standard noise (B, n, H, W) for `forward`, on the generator's device."""
         return torch.empty(batch, 0, *size, device=generator.device)
@@ -103,6 +108,11 @@ class MeanFieldLayer(GaussianLayer):
         with torch.no_grad():
             self.log_std.fill_(LOG_STD_INIT)
 
+    @torch.no_grad()
+    def forget(self, channels: Tensor) -> None:
+        super().forget(channels)
+        self.log_std[:, channels] = LOG_STD_INIT
+
     def local_variance(self, features: Tensor) -> Tensor:
         """The squared features convolved with the variances."""
         variances = (2 * self.log_std).exp()
@@ -138,6 +148,15 @@ class FullCovarianceLayer(GaussianLayer):
         with torch.no_grad():
             self.log_diagonal.fill_(LOG_STD_INIT)
             self.below_diagonal.zero_()
+
+    @torch.no_grad()
+    def forget(self, channels: Tensor) -> None:
+        super().forget(channels)
+        chosen = torch.zeros(self.weight.shape[1:], dtype=torch.bool, device=self.weight.device)
+        chosen[channels] = True
+        chosen = chosen.flatten()
+        self.log_diagonal[chosen] = LOG_STD_INIT
+        self.below_diagonal[chosen[self._below[0]] | chosen[self._below[1]]] = 0
 
     def cholesky(self) -> Tensor:
         """L (n, n), n = 9 C."""
@@ -197,10 +216,14 @@ def make_last_layer(kind: str, features: int = 16) -> PointLayer:
     return LAST_LAYERS[require_choice(kind, tuple(LAST_LAYERS), "last_layer")](features)
 
 
-def reset_convolution(layer: nn.Conv2d, generator: torch.Generator) -> None:
-    """PyTorch's default initialisation (uniform with bound 1 / sqrt(fan in)), from a generator of one's own."""
+def fresh_parameters(layer: nn.Conv2d, generator: torch.Generator) -> list[Tensor]:
+    """New weight and bias by PyTorch's default initialisation (uniform with bound 1 / sqrt(fan in)), from a CPU generator of one's own."""
     bound = 1 / math.sqrt(layer.weight[0].numel())
-    with torch.no_grad():
-        layer.weight.uniform_(-bound, bound, generator=generator)
-        if layer.bias is not None:
-            layer.bias.uniform_(-bound, bound, generator=generator)
+    return [torch.empty(parameter.shape).uniform_(-bound, bound, generator=generator) for parameter in layer.parameters()]
+
+
+@torch.no_grad()
+def reset_convolution(layer: nn.Conv2d, generator: torch.Generator) -> None:
+    """Fresh parameters for the whole layer."""
+    for parameter, fresh in zip(layer.parameters(), fresh_parameters(layer, generator), strict=True):
+        parameter.copy_(fresh)

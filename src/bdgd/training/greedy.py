@@ -100,7 +100,8 @@ def train_greedily(
 ) -> History:
     """Train every block of the model in turn, in place; PSNR and NLL per pixel on the validation scans after each block.
 
-    initialise: "previous" starts each block from all weights of the block before it, "fresh" (the paper) from its own.
+    initialise: "previous" starts each block from all weights of the block before it (dead channels replaced, see
+    `GradientBlock.revive`), "fresh" (the paper) from its own.
     augment: show the training images flipped and turned in every way that the geometry cannot tell (`bdgd.operators.symmetries`).
     Where the last layer does not train a noise level, it is estimated on the validation scans (else on the training scans).
     run: a folder to write, from which a killed training resumes with the same result. report: called after every epoch.
@@ -138,6 +139,8 @@ def train_greedily(
         else:
             if k == 0 or initialise == "fresh":
                 trainee.load_state_dict(block.state_dict())
+            else:
+                trainee.revive(train.state.x[:BATCH], train.state.gradient[:BATCH], keyed_generator(seed, stage, "revive"))
             _fit_block(trainer, stage, folder, gained, LEAST_GAIN * gain if initialise == "previous" else -math.inf)
         gain = gained()
         train.move(train.behind(model, trainee, keyed_generator(seed, stage, "push")))

@@ -44,6 +44,7 @@ def finetune_jointly(
     scans = prepared(model, scans)
     held_out = prepared(model, validation) if validation is not None else scans
     start = torch.cat([model.start(part) for part in scans.sinograms.split(BATCH)])
+    _revive(model, scans, seed)
     trainer = Trainer(
         CascadeObjective(model, scans, start, kl_weight), schedule, seed=seed, report=report, capture=getattr(model.A, "capturable", False)
     )
@@ -56,6 +57,14 @@ def finetune_jointly(
         return score(model.blocks[-1], frontier)
 
     return _train("joint", model, trainer, folder, scored)
+
+
+def _revive(model: DeepGradientDescent, scans: Scans, seed: int) -> None:
+    """Replace the dead channels of every block: their weights, free to be anything, would drown the image if training woke them."""
+    frontier = Frontier.at_start(model, scans[:BATCH])
+    for k, block in enumerate(model.blocks):
+        block.revive(frontier.state.x, frontier.state.gradient, keyed_generator(seed, "joint", "revive", k))
+        frontier.move(frontier.behind(model, block, keyed_generator(seed, "joint", "start", k)))
 
 
 def train_directly(
