@@ -1,11 +1,11 @@
 """Presets: a complete experiment in one TOML file. An unknown key or a missing section is an error.
 
-    seed                  of the images, the noise, the weights and the training
-    [geometry]            beam = "sparse" | "limited" (the paper's detector), or any geometry as `bdgd.read_geometry` takes it
-    [data]                how many training and validation images, and the noise
-    [model]               kind = "cascade" | "primal-dual", and the arguments of the model
-    [training]            the arguments of train_greedily (a cascade) or train_directly (primal-dual)
-    [finetuning]          optional: the arguments of finetune_jointly
+seed                  of the images, the noise, the weights and the training
+[geometry]            beam = "sparse" | "limited" (the paper's detector), or any geometry as `bdgd.read_geometry` takes it
+[data]                how many training and validation images, and the noise
+[model]               kind = "cascade" | "primal-dual", and the arguments of the model
+[training]            the arguments of train_greedily (a cascade) or train_directly (primal-dual)
+[finetuning]          optional: the arguments of finetune_jointly
 """
 
 from __future__ import annotations
