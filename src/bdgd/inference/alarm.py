@@ -111,7 +111,8 @@ def noise_std(y: Tensor, noise: Noise) -> Tensor:
     """The standard deviation of the noise in sinograms y, broadcastable to them, by the noise's own law at the measured values."""
     law = noise.to_dict()
     if law["kind"] == "gaussian":
-        return (law["relative"] * y.abs().mean((1, 2, 3), keepdim=True)).clamp(min=1e-12)
+        # Images are not negative, so the mean of the clean |y| is that of the clean y, which noise leaves unbiased.
+        return (law["relative"] * y.mean((1, 2, 3), keepdim=True).abs()).clamp(min=1e-12)
     # -log(I) / attenuation with I ~ Poisson: variance 1 / (attenuation^2 * expected count)
     return torch.exp(0.5 * law["attenuation"] * y) / (law["attenuation"] * law["photons"] ** 0.5)
 

@@ -77,10 +77,11 @@ class DiscScores:
         self.images += len(truth)
         weights = masks / masks.sum((2, 3), keepdim=True)
         others = weights.unflatten(1, (-1, DISCS)).roll(1, 2).flatten(1, 2)  # the next disc of the same size
-        for name, w in (("mean", weights), ("contrast", weights - others)):
-            mean, std = sums_of(posterior, w, self._law)
-            error = (w * truth).sum((2, 3)) - mean
-            self._keep(name, error.abs() / std.clamp(min=1e-12))
+        both = torch.cat((weights, weights - others), 1)  # together, since every call replays the draws
+        mean, std = sums_of(posterior, both, self._law)
+        scores = ((both * truth).sum((2, 3)) - mean).abs() / std.clamp(min=1e-12)
+        for name, part in zip(("mean", "contrast"), scores.chunk(2, 1), strict=True):
+            self._keep(name, part)
         self._keep("area", _area_scores(posterior, truth, masks.bool(), threshold))
 
     def _keep(self, name: str, scores: Tensor) -> None:

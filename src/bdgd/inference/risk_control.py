@@ -28,6 +28,8 @@ STD_EDGES = torch.logspace(-5, 1, 281, dtype=torch.float64)
 #: Candidates for the factor by which all strata's thresholds are multiplied together.
 _FACTORS = torch.logspace(-1.2, 1.2, 2401, dtype=torch.float64)
 
+_ROUNDING = 1e-9  # 0.1 * 10 - 1 is not 0 in floating point
+
 
 class ScoreHistogram:
     """The mean over images of the share of each image's pixels in every cell of (predicted std, z): (281 + 1, 1501 + 1), streamed."""
@@ -40,7 +42,7 @@ class ScoreHistogram:
         """Pixels (B, 1, H, W) where `inside` is true; an image without any has no loss."""
         self.images += len(z)
         count = inside.flatten(1).sum(1).clamp(min=1)
-        weight = (inside / count[:, None, None, None]).double()
+        weight = inside.double() / count[:, None, None, None]
         row = torch.bucketize(std.double(), STD_EDGES.to(std.device))
         column = torch.bucketize(z.double(), Z_EDGES.to(z.device))  # cell j holds edge[j - 1] < z <= edge[j]
         cell = (row * self._sum.shape[1] + column).flatten()
@@ -68,7 +70,7 @@ def stratified_thresholds(shape: ScoreHistogram, guarantee: ScoreHistogram, leve
     for level, row in zip(levels, quantiles, strict=True):
         reached = torch.bucketize(_FACTORS[:, None] * row, Z_EDGES, right=True)  # (factors, strata) cells that are covered whole
         loss = float(guarantee.mean().sum()) - below.gather(1, reached.T).sum(0)  # (factors,), falling
-        good = (loss <= allowed_loss(level, guarantee.images) + 1e-12).nonzero()
+        good = (loss <= allowed_loss(level, guarantee.images) + _ROUNDING).nonzero()
         if len(good) == 0:
             break  # higher levels need more images still
         held.append(level)
@@ -104,9 +106,9 @@ def threshold_per_level(scores: Tensor, levels: Row) -> tuple[Row, Row]:
     ordered = scores.double().flatten().sort().values
     held, thresholds = [], []
     for level in levels:
-        if (allowed := allowed_loss(level, images)) < 0:
+        if (allowed := allowed_loss(level, images)) < -_ROUNDING:
             break
-        most = int(allowed * len(ordered) + 1e-9)  # items that may lie above
+        most = int((allowed + _ROUNDING) * len(ordered))  # items that may lie above
         held.append(level)
         thresholds.append(float(ordered[len(ordered) - 1 - most]))
     return tuple(held), tuple(thresholds)

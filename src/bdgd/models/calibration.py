@@ -46,8 +46,9 @@ class RegionCalibration:
 class AlarmReference:
     """What the alarm's witnesses say about ordinary images, for `bdgd.inference.alarm`.
 
-    names: the J witnesses, shares: of the budget of false alarms. quantiles: of the logarithm of each on one half of the calibration images, from 0 to 90 %, (J, quantiles);
-    tails: its mean excess beyond. scores: the combined scores of the other half, rising. false_alarms: the share that may turn red.
+    names: the J witnesses; shares: of the budget of false alarms. quantiles: of the logarithm of each witness on one half of the
+    calibration images, from 0 to 90 %, (J, quantiles); tails: its mean excess beyond. scores: the combined scores of the other
+    half, rising. false_alarms: the share of ordinary images that may turn red.
     """
 
     names: tuple[str, ...]
@@ -135,10 +136,10 @@ def require_level(level: float) -> float:
 def at_level(level: float, levels: Row, table: Table) -> list[float]:
     """The row of `table` (L, n) for that level, linear between stated levels and from 0 at level 0; raise above the highest."""
     level = require_level(level)
-    if not levels or level > levels[-1] + 1e-9:
+    if not levels or level > levels[-1] + 1e-6:
         highest = f"up to {levels[-1]:g}" if levels else "for no level at all"
         raise InputError(f"the calibration holds {highest}, got level {level:g}; calibrate on more images for higher levels")
-    above = next(number for number, stated in enumerate(levels) if stated >= level - 1e-9)
+    above = next(number for number, stated in enumerate(levels) if stated >= level - 1e-6)
     low_level, low = (levels[above - 1], table[above - 1]) if above else (0.0, (0.0,) * len(table[0]))
     part = min(1.0, (level - low_level) / (levels[above] - low_level))
     return [a + part * (b - a) for a, b in zip(low, table[above], strict=True)]

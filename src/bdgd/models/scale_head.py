@@ -7,7 +7,8 @@ images that the cascade was not trained on: residuals on the training images are
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -52,7 +53,8 @@ class ScaleHead(nn.Module):
         self.channels, self.width = require_count(channels, "channels"), require_count(width, "width")
         self.components, self.dilations = require_count(components, "components"), tuple(dilations)
         self.first = nn.Conv2d(channels, width, 3, padding=1)
-        self.layers = nn.ModuleList(nn.Conv2d(width, width, 3, padding=d, dilation=d) for d in self.dilations)
+        layers = nn.ModuleList(nn.Conv2d(width, width, 3, padding=d, dilation=d) for d in self.dilations)
+        self.layers = cast(Sequence[nn.Conv2d], layers)  # what type checkers should see in it
         self.overview = nn.Linear(width, width)
         self.last = nn.Conv2d(width, 2 * components, 1)
         # The clues differ by decades in size: they are brought to mean 0 and spread 1, by numbers measured once on the training set.
@@ -67,14 +69,15 @@ class ScaleHead(nn.Module):
             for layer in (self.first, *self.layers):
                 fan = layer.weight[0].numel()
                 layer.weight.copy_(torch.randn(layer.weight.shape, generator=generator) * (2 / fan) ** 0.5)
-                layer.bias.zero_()
+                cast(Tensor, layer.bias).zero_()
             for layer in self.layers:
                 layer.weight.mul_(0.5)  # what is added starts small
             for tensor in (self.overview.weight, self.overview.bias, self.last.weight):
                 tensor.zero_()
             decades = torch.arange(self.components) - (self.components - 1) / 2
             spread = torch.log(torch.tensor(typical)) + 2.3 * decades
-            self.last.bias.copy_(torch.cat((spread, torch.zeros(self.components))))
+            bias = cast(Tensor, self.last.bias)
+            bias.copy_(torch.cat((spread, torch.zeros(self.components))))
 
     def forward(self, clues: Tensor) -> ScaleMixture:
         """The mixture of the error in every pixel, without the epistemic part."""
@@ -101,11 +104,11 @@ class ScaleHead(nn.Module):
         return {"channels": self.channels, "width": self.width, "components": self.components, "dilations": list(self.dilations)}
 
 
-def edges(x: Tensor) -> Tensor:
-    """|gradient| of images (B, 1, H, W) by central differences, the border repeated."""
+def steps(x: Tensor) -> Tensor:
+    """The largest absolute difference of each pixel of x (B, 1, H, W) to its four neighbours, the border repeated."""
     padded = F.pad(x, (1, 1, 1, 1), mode="replicate")
-    across, along = padded[..., 2:, 1:-1] - padded[..., :-2, 1:-1], padded[..., 1:-1, 2:] - padded[..., 1:-1, :-2]
-    return (across**2 + along**2).sqrt() / 2
+    neighbours = (padded[..., 2:, 1:-1], padded[..., :-2, 1:-1], padded[..., 1:-1, 2:], padded[..., 1:-1, :-2])
+    return torch.stack([(neighbour - x).abs() for neighbour in neighbours]).amax(0)
 
 
 def joined_clues(mean: Tensor, start: Tensor, gradient: Tensor, epistemic: Tensor, misfit: Tensor, features: Tensor) -> Tensor:
@@ -117,4 +120,4 @@ def joined_clues(mean: Tensor, start: Tensor, gradient: Tensor, epistemic: Tenso
     level = torch.log(misfit + 1e-9)[:, None, None, None].expand_as(mean)
     compressed = gradient.sign() * torch.log1p(1e3 * gradient.abs())
     spread = 0.5 * torch.log(epistemic + LEAST_SPREAD**2)
-    return torch.cat((mean, start - mean, compressed, spread, torch.log(edges(mean) + FLOOR), level, features), 1)
+    return torch.cat((mean, start - mean, compressed, spread, torch.log(steps(mean) + FLOOR), level, features), 1)

@@ -96,7 +96,7 @@ def fit_scale_head(
     head = head.to(residuals.error.device)
     head.standardise(residuals.clues)
     Trainer(ScaleObjective(head, residuals), schedule, seed=seed, report=report).fit("scale")
-    return head.to(memory_format=torch.contiguous_format)
+    return head.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
 
 
 @torch.no_grad()
