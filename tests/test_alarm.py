@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from scipy import stats
-from toys import dense, small_model, small_transform
 from torch import Tensor
+from toys import dense, small_model, small_transform
 
 import bdgd
 from bdgd.checks import InputError

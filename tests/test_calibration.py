@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from toys import small_model, small_transform, some_sinograms
 from torch import Tensor
+from toys import small_model, small_transform, some_sinograms
 
 import bdgd
 from bdgd.checks import InputError
@@ -136,7 +136,7 @@ def test_calibrated_intervals_cover_new_images(calibration: Calibration) -> None
         assert 1 - float(misses.per_image().mean()) == pytest.approx(level, abs=0.08)
         assert abs(1 - float(raw.per_image().mean()) - level) > 0.2  # an untrained model's own intervals mean nothing
         lower, upper = posterior.interval(level)
-        assert bool((0 <= lower).all()) and bool((lower <= upper).all())
+        assert bool((lower >= 0).all()) and bool((lower <= upper).all())
 
 
 def test_what_it_does_not_hold_for_is_refused(calibration: Calibration) -> None:
@@ -171,7 +171,10 @@ def test_scans_that_cannot_calibrate_are_refused() -> None:
     for bad, message in (
         (replace(scans, images=None), "true images"),
         (scans[:5], "at least 20 scans, got 5"),
-        (simulate(small_transform(views=6), random_ellipses(20, 16, generator=torch.Generator()), None, generator=torch.Generator()), "geometry"),
+        (
+            simulate(small_transform(views=6), random_ellipses(20, 16, generator=torch.Generator()), None, generator=torch.Generator()),
+            "geometry",
+        ),
     ):
         with pytest.raises(InputError, match=message):
             bdgd.calibrate(model, bad, draws=2)

@@ -23,7 +23,16 @@ def posterior_of(mean: Tensor, std: Tensor, regions: RegionCalibration | None = 
     calibration = None
     if regions is not None:
         calibration = Calibration(
-            draws=1, draw="weights", noise=None, geometry=None, weights="", images=99, levels=(0.9,), std_edges=(), z=((1.6,),), regions=regions
+            draws=1,
+            draw="weights",
+            noise=None,
+            geometry=None,
+            weights="",
+            images=99,
+            levels=(0.9,),
+            std_edges=(),
+            z=((1.6,),),
+            regions=regions,
         )
     mixture = ScaleMixture.gaussian(std**2)
     stack = draws or [mean]

@@ -15,7 +15,7 @@ from bdgd.apps.provenance import provenance
 from bdgd.checks import InputError
 from bdgd.data import Scans, read_scans
 from bdgd.evaluation.figures import Panel, Scale, panels, save_figure
-from bdgd.inference import Posterior
+from bdgd.inference import Posterior, alarm
 from bdgd.inference import reconstruct as sample
 from bdgd.metrics import psnr
 from bdgd.models import Reconstructor, load
@@ -41,6 +41,7 @@ def reconstruct(
     network = load(model, device=where)
     _require_same_geometry(scans, network, model)
     folder = make_folder(output)
+    calibrated = _whether_calibrated(out, network, scans, draws)
     source = {"scan": scan.name, "model": model, "draws": draws, "level": level, "model_provenance": network.provenance}
     posteriors = []
     with out.progress("reconstructing", len(scans)) as step:
@@ -48,14 +49,28 @@ def reconstruct(
             y = scans.sinograms[index : index + 1].to(where)
             posteriors.append(sample(network, y, draws, generator=torch.Generator().manual_seed(seed)))
             step(1)
-    _write(folder / "posterior.h5", posteriors, level, source | provenance(seed, where))
-    save_figure(panels([picture(posteriors[0], level, scans.images)]), folder / "posterior.png")
-    _summarise(out, posteriors, scans, folder)
+    lights = [alarm(network, scans.sinograms[i : i + 1].to(where), p).light[0] for i, p in enumerate(posteriors)] if calibrated else None
+    _write(folder / "posterior.h5", posteriors, level, calibrated, source | provenance(seed, where))
+    save_figure(panels([picture(posteriors[0], level, scans.images, calibrated)]), folder / "posterior.png")
+    _summarise(out, posteriors, scans, folder, lights)
 
 
-def picture(posterior: Posterior, level: float = 0.95, truth: Tensor | None = None) -> list[Panel]:
+def _whether_calibrated(out: Output, network: Reconstructor, scans: Scans, draws: int) -> bool:
+    """Whether the model has a calibration that holds for these scans; a note where it has one that does not."""
+    if network.calibration is None:
+        return False
+    try:
+        network.calibration.require(draws if network.random else 1, "weights")
+        network.calibration.require_noise(scans.noise.to_dict() if scans.noise is not None else None)
+    except InputError as reason:
+        out.note(f"the intervals are not calibrated: {reason}")
+        return False
+    return True
+
+
+def picture(posterior: Posterior, level: float = 0.95, truth: Tensor | None = None, calibrated: bool | None = None) -> list[Panel]:
     """Panels of the first image: mean, standard deviation, interval width, and the error where the truth is known."""
-    lower, upper = posterior.interval(level)
+    lower, upper = posterior.interval(level, calibrated=calibrated)
     value = Scale("value", 0.0, float(posterior.mean[0].max()))
     spread = Scale("standard deviation", 0.0, float(posterior.std[0].max()), "magma")
     width = Scale(f"width of the {level:.0%} interval", 0.0, float((upper - lower)[0].max()), "magma")
@@ -88,7 +103,7 @@ def _short(value: Any) -> str:
     return f"{value}"
 
 
-def _write(path: Path, posteriors: list[Posterior], level: float, source: dict[str, Any]) -> None:
+def _write(path: Path, posteriors: list[Posterior], level: float, calibrated: bool, source: dict[str, Any]) -> None:
     """One slice per scan in every dataset (B, H, W)."""
     import json
 
@@ -97,20 +112,20 @@ def _write(path: Path, posteriors: list[Posterior], level: float, source: dict[s
     with replacing(path) as temporary, h5py.File(temporary, "x") as file:
         for name in ("mean", "std", "epistemic", "aleatoric"):
             file[name] = torch.cat([getattr(p, name)[:, 0] for p in posteriors]).cpu().numpy()
-        intervals = [p.interval(level) for p in posteriors]
+        intervals = [p.interval(level, calibrated=calibrated) for p in posteriors]
         for side, name in enumerate(("lower", "upper")):
             file[name] = torch.cat([interval[side][:, 0] for interval in intervals]).cpu().numpy()
-        file.attrs["level"] = level
+        file.attrs["level"], file.attrs["calibrated"] = level, calibrated
         file.attrs["provenance"] = json.dumps(source)
 
 
-def _summarise(out: Output, posteriors: list[Posterior], scans: Scans, folder: Path) -> None:
+def _summarise(out: Output, posteriors: list[Posterior], scans: Scans, folder: Path, lights: list[str] | None) -> None:
     rows = []
     for index, posterior in enumerate(posteriors):
         row = [str(index), f"{float(posterior.mean.max()):.4g}", f"{float(posterior.std.mean()):.3g}", f"{float(posterior.std.max()):.3g}"]
         if scans.images is not None:
             row.append(f"{float(psnr(posterior.mean.cpu(), scans.images[index : index + 1])):.2f}")
-        rows.append(row)
+        rows.append(row + ([lights[index]] if lights else []))
     columns = ["slice", "largest value", "mean std", "largest std"] + (["PSNR (dB)"] if scans.images is not None else [])
-    out.table(columns, rows, right=columns)
+    out.table(columns + (["alarm"] if lights else []), rows, right=columns)
     out.say(f"wrote {folder / 'posterior.h5'} and {folder / 'posterior.png'}")

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from bdgd.checks import InputError, require_number
+from bdgd.operators import LinearOperator
 
 Row = tuple[float, ...]
 Table = tuple[Row, ...]
@@ -81,6 +82,11 @@ class Calibration:
         """z for pixels of predicted standard deviation `std`, shaped like it, float64."""
         row = torch.tensor(at_level(level, self.levels, self.z), dtype=torch.float64, device=std.device)
         return row[torch.bucketize(std.double(), torch.tensor(self.std_edges, dtype=torch.float64, device=std.device))]
+
+    def fits(self, A: LinearOperator) -> bool:
+        """Whether the operator has the geometry of the calibration images, as far as both are known."""
+        geometry = getattr(A, "geometry", None)
+        return geometry is None or self.geometry is None or geometry.to_dict() == self.geometry
 
     def require(self, draws: int, draw: str, complete: bool = True) -> None:
         """Raise unless a posterior was made as the calibration images were."""

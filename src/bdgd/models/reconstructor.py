@@ -77,9 +77,11 @@ class Reconstructor(nn.Module):
         return digest.hexdigest()[:16]
 
     def with_calibration(self, calibration: Calibration | None) -> Self:
-        """The same model with that calibration, which must have been made for these weights; None takes it away."""
+        """The same model with that calibration, which must have been made for these weights and this geometry; None takes it away."""
         if calibration is not None and calibration.weights != self.fingerprint():
             raise InputError("the calibration was made for other weights than this model's; make one with bdgd.calibrate(model, scans)")
+        if calibration is not None and not calibration.fits(self.A):
+            raise InputError("the calibration was made for another geometry than this model's; make one with bdgd.calibrate(model, scans)")
         model = self.snapshot()
         model.calibration = calibration
         return model
