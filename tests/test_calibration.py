@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from toys import small_model, small_transform, some_sinograms
+from toys import dense, small_model, small_transform, some_sinograms
 
 import bdgd
 from bdgd.checks import InputError
@@ -19,6 +19,7 @@ from bdgd.inference import Miscoverage, edge_mask, reconstruct
 from bdgd.inference.risk_control import LEVELS, Z_EDGES, ScoreHistogram, allowed_loss, stratified_thresholds, threshold_per_level
 from bdgd.models import Calibration, ScaleMixture, calibration_from_dict, load, read_tensors, save, write_tensors
 from bdgd.models.calibration import at_level
+from bdgd.operators import RayTransform
 
 DRAWS = 3
 
@@ -178,6 +179,31 @@ def test_scans_that_cannot_calibrate_are_refused() -> None:
     ):
         with pytest.raises(InputError, match=message):
             bdgd.calibrate(model, bad, draws=2)
+
+
+@pytest.mark.parametrize("name", ["point", "primal_dual"])
+def test_models_without_randomness_are_calibrated_for_their_one_draw(name: str) -> None:
+    model, scans = small_model(name), small_scans(24)
+    made = model.with_calibration(bdgd.calibrate(model, scans, draws=50))
+    assert made.calibration is not None and made.calibration.draws == 1
+    lower, upper = reconstruct(made, scans.sinograms[:2], 7).interval(0.8)
+    assert bool((upper > lower).all())
+
+
+def test_an_operator_without_geometry_will_do() -> None:
+    A = small_transform()
+    scans = replace(small_scans(20), geometry=None)
+    model = small_model("primal_dual", A=dense(A))
+    assert model.with_calibration(bdgd.calibrate(model, scans, draws=2)).calibration is not None
+
+
+def test_an_operator_of_another_geometry_leaves_the_calibration_out(calibration: Calibration, tmp_path: Path) -> None:
+    save(small_model().with_calibration(calibration), tmp_path / "model.safetensors")
+    turned = RayTransform(replace(small_transform().geometry, angles=tuple(angle + 0.1 for angle in small_transform().geometry.angles)))
+    assert load(tmp_path / "model.safetensors", operator=turned).calibration is None
+    assert load(tmp_path / "model.safetensors", operator=dense(small_transform())).calibration == calibration
+    with pytest.raises(InputError, match="another geometry"):
+        small_model(A=turned).with_calibration(calibration)
 
 
 def test_with_calibration_makes_a_new_model(calibration: Calibration) -> None:

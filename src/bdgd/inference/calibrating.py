@@ -1,7 +1,7 @@
 """Calibrating: from scans that nothing else has seen to the value that makes a model's intervals, regions and alarm hold.
 
-The scans are cut into two halves. The first shapes the correction (quantiles per stratum of predicted std, correlation between
-pixels, what witnesses usually say); the second, which the shape has not seen, sets every threshold by risk control.
+The scans are cut into two halves. The first shapes the correction (quantiles per stratum of predicted std, what the
+alarm's witnesses usually say); the second, which the shape has not seen, sets every threshold by risk control.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from bdgd.checks import InputError, require_batch, require_choice, require_count
 from bdgd.data import Scans
 from bdgd.inference.alarm import Witnesses, ordinary_reference, witnesses_of
-from bdgd.inference.calibrating_regions import OBJECT, Correlation, DiscScores
+from bdgd.inference.calibrating_regions import OBJECT, DiscScores
 from bdgd.inference.posterior import Posterior
 from bdgd.inference.risk_control import LEVELS, ScoreHistogram, stratified_thresholds
 from bdgd.inference.sampling import reconstruct
@@ -61,12 +61,11 @@ def calibrate(
             if report:
                 report(len(y))
 
-    shape, correlation, usual = ScoreHistogram(), Correlation(), Witnesses()
+    shape, usual = ScoreHistogram(), Witnesses()
     for y, truth, posterior in posteriors(scans[:middle], "shape"):
         add_pixels(shape, posterior, truth)
-        correlation.add(truth - posterior.mean, posterior.aleatoric.sqrt())
         usual.add(witnesses_of(plain, y, posterior, scans.noise))
-    guarantee, discs, checked = ScoreHistogram(), DiscScores(correlation.profile(), seed), Witnesses()
+    guarantee, discs, checked = ScoreHistogram(), DiscScores(seed), Witnesses()
     for y, truth, posterior in posteriors(scans[middle:], "guarantee"):
         add_pixels(guarantee, posterior, truth)
         discs.add(posterior, truth)

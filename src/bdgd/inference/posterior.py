@@ -94,8 +94,8 @@ class Posterior:
     def region(self, mask: Tensor, level: float = 0.95, *, calibrated: bool | None = None) -> Region:
         """The mean of the pixels where `mask` (H, W), (1, 1, H, W) or (B, 1, H, W) is true, with its interval.
 
-        The epistemic part comes from the replayed draws, which keep the correlation between pixels. The aleatoric part is correlated
-        as on the calibration images; without a calibration it is taken as independent, which is far too narrow for all but a few pixels.
+        The epistemic part comes from the replayed draws, which keep the correlation between pixels. Of the aleatoric part a smooth
+        share is common to all pixels (see `regions`); without a calibration all of it is taken as independent, which is far too narrow.
         """
         return region_of(self, weights_of(mask, self.mean), level, calibrated)
 

@@ -1,11 +1,15 @@
 """Regions of a posterior: their mean, contrast and area above a threshold, with intervals.
 
-The error of a region's mean is e = sum_i w_i e_i. Errors of neighbouring pixels go together, so its variance is
+The error of a region's mean is sum_i w_i e_i. Errors of neighbouring pixels go together, so its variance is more than that of
+independent errors. It is taken as
 
-    epistemic: the variance of sum_i w_i x_i over the draws    +    aleatoric: sum_ij w_i w_j s_i s_j rho(|i - j|)
+    variance of sum_i w_i x_i over the draws    +    sum_i w_i^2 s_i^2    +    (sum_i w_i r_i)^2
 
-with s the aleatoric standard deviations and rho measured on the calibration images (`calibrating_regions`). With rho = 0 between
-pixels, as without a calibration, the second part would shrink with the number of pixels, and the interval with it.
+with s the aleatoric standard deviations and r_i the smallest of them in a window around pixel i. The second term is the rough part,
+independent from pixel to pixel, as at edges. The third is the smooth part, which all pixels of a region share: an error that is
+everywhere around, as large as the best pixels there have it. A contrast has a smooth part for either region. How many
+such standard deviations an interval needs is measured on random discs (`calibrating_regions`). Without a calibration the smooth
+part is left out, and the interval shrinks with the number of pixels.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from bdgd.checks import InputError, require_number
@@ -72,30 +77,16 @@ def sums_of(posterior: Posterior, weights: Tensor, regions: RegionCalibration | 
     """Mean and standard deviation (B, R) of R weighted sums of pixels, with weights (B, R, H, W), in one replay of the draws."""
     sums = torch.stack([(weights * draw).sum((2, 3)) for draw in posterior.draws()])  # (S, B, R)
     epistemic = sums.var(0) if len(sums) > 1 else torch.zeros_like(sums[0])
-    if regions is None:
-        aleatoric = (weights**2 * posterior.aleatoric).sum((2, 3))
-    else:
-        aleatoric = correlated_variance(weights * posterior.aleatoric.sqrt(), regions.correlation)
-    return sums.mean(0), (epistemic + aleatoric).sqrt()
+    variance = epistemic + (weights**2 * posterior.aleatoric).sum((2, 3))
+    if regions is not None:
+        variance = variance + smooth_variance(weights, posterior.aleatoric.sqrt(), regions.window)
+    return sums.mean(0), variance.sqrt()
 
 
-def correlated_variance(v: Tensor, correlation: tuple[float, ...]) -> Tensor:
-    """sum_ij v_i v_j rho(|i - j|) over the pixels of v (..., H, W), by a zero-padded Fourier transform: (...)."""
-    height, width = v.shape[-2:]
-    spectrum = torch.fft.rfft2(_kernel(correlation, height, width, v)).real.clamp(min=0)  # a covariance has no negative one
-    smooth = torch.fft.irfft2(torch.fft.rfft2(v, s=(2 * height, 2 * width)) * spectrum, s=(2 * height, 2 * width))
-    return (v * smooth[..., :height, :width]).sum((-2, -1)).clamp(min=0)
-
-
-def _kernel(correlation: tuple[float, ...], height: int, width: int, like: Tensor) -> Tensor:
-    """rho at every offset of a periodic grid (2H, 2W), linear between whole distances and 0 beyond the last."""
-    x, y = (torch.fft.fftfreq(2 * n, 1 / (2 * n), device=like.device) for n in (height, width))
-    distance = (x[:, None] ** 2 + y[None] ** 2).sqrt()
-    table = torch.tensor([*correlation, 0.0, 0.0], device=like.device, dtype=like.dtype)
-    distance = distance.clamp(max=len(correlation))
-    near = distance.floor().long()
-    part = (distance - near).to(like.dtype)
-    return (1 - part) * table[near] + part * table[near + 1]
+def smooth_variance(weights: Tensor, std: Tensor, window: int) -> Tensor:
+    """(B, R): the variance of what pixels share, for weights (B, R, H, W) and std (B, 1, H, W); negative weights are another region."""
+    shared = -F.max_pool2d(-std, window, 1, window // 2)  # the smallest in the window
+    return (weights.clamp(min=0) * shared).sum((2, 3)) ** 2 + (weights.clamp(max=0) * shared).sum((2, 3)) ** 2
 
 
 def area_above(posterior: Posterior, threshold: float, mask: Tensor, level: float, calibrated: bool | None) -> Area:

@@ -20,18 +20,17 @@ Table = tuple[Row, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class RegionCalibration:
-    """How errors of neighbouring pixels go together, and how wide the interval of a region must be.
+    """How wide the interval of a region must be, measured on random discs of the object.
 
-    correlation: covariance of the errors of two pixels at distance 0, 1, 2, ... pixels, in units of the product of their
-    standard deviations. areas: the A + 1 edges, in pixels, of the A bins of region size. Half widths (levels, A): mean, in standard
-    deviations of a region's mean; contrast, of the difference of two; area, the z to which pixel intervals must reach for the
-    number of pixels above a threshold.
+    window: pixels a side within which errors share a smooth part. areas: the A + 1 edges, in pixels, of the A bins of region size.
+    Half widths (levels, A): mean, in standard deviations of a region's mean; contrast, of the difference of two; area, the z to
+    which pixel intervals must reach for the number of pixels above a threshold.
     """
 
     images: int
     discs: int
     levels: Row
-    correlation: Row
+    window: int
     areas: Row
     mean: Table
     contrast: Table

@@ -30,7 +30,7 @@ OBJECT = 1e-6
 
 
 class Residuals(NamedTuple):
-    """What the head learns from: clues (N, C, H, W), the errors of the mean and the variance of the draws (N, 1, H, W)."""
+    """What the head learns from: clues (N, C, H, W), errors of the mean, variance of the draws and true images (N, 1, H, W)."""
 
     clues: Tensor
     error: Tensor
@@ -46,7 +46,7 @@ class ScaleObjective(Objective):
         self.head, self.residuals = head, residuals
 
     def forward(self, index: Tensor, noise: list[Tensor]) -> Tensor:
-        clues, error, epistemic, _ = (tensor[index] for tensor in self.residuals)
+        clues, error, epistemic = (tensor[index] for tensor in self.residuals[:3])
         return -self.head(clues).plus(epistemic).log_density(error).mean()
 
 
