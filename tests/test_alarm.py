@@ -110,6 +110,11 @@ def test_false_alarms_are_as_rare_as_stated() -> None:
     assert float(mean.mean()) == pytest.approx(0.1, abs=3 * float(mean.std()) / 200**0.5)
 
 
+def test_the_least_p_value_counts_the_image_itself() -> None:
+    p = p_values(torch.tensor([9.0, 1.5, 0.0], dtype=torch.float64), tuple(float(score) for score in range(1, 20)))
+    assert p.tolist() == [12 / 20, 19 / 20, 1.0] and p_values(torch.tensor([99.0]).double(), (1.0,) * 19).tolist() == [0.05]
+
+
 def test_the_light() -> None:
     model = small_model()
     g = torch.Generator().manual_seed(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -99,15 +100,19 @@ def _tell(out: Output, calibration: Calibration, scans: Scans, output: Path) -> 
         rows.append([f"{level:.0%}", f"{min(row):.2f}", f"{max(row):.2f}"])
     columns = ("level", "least z", "largest z")
     out.table(columns, rows, f"z to which intervals reach, over {strata} strata of predicted standard deviation", right=columns)
-    noise = calibration.noise or "unknown noise"
+    noise = ", ".join(f"{name} {value}" for name, value in calibration.noise.items()) if calibration.noise else "not stated"
     rate = calibration.alarm.false_alarms if calibration.alarm else 0.0
     out.say(
         f"guaranteed: for a new scan of this kind (exchangeable with the {len(scans)} calibration scans: the same kind of object, this"
-        f" geometry, {noise}, {calibration.draws} draws), on average over scans at most 10 % of the object's pixels lie outside the 90 %"
-        f" interval, and so for every level up to {calibration.levels[-1]:.1%}; at most {rate:.0%} of such scans turn the light red"
+        f" geometry, noise ({noise}), {calibration.draws} draws), on average over scans at most 10 % of the object's pixels lie"
+        f" outside the 90 % interval, and so for every level up to {calibration.levels[-1]:.1%}; at most {rate:.0%} of such scans turn the light red"
     )
     out.say(
         "not guaranteed: each single image, each kind of pixel (edges are checked, not promised), objects of another kind,"
         " another noise or geometry; the alarm is there for these"
     )
+    if (calibration.images + 1) * rate < 1:
+        out.note(
+            f"with {calibration.images} scans to compare with the light cannot turn red; {math.ceil(2 / rate)} calibration scans are enough"
+        )
     out.say(f"wrote {output}")

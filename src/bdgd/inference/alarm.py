@@ -206,7 +206,7 @@ def surprises_of(values: Tensor, reference: AlarmReference) -> Tensor:
 def p_values(scores: Tensor, ordinary: tuple[float, ...]) -> Tensor:
     """(B,) (1 + number of ordinary scores at least as high) / (n + 1): at most a with probability a, for exchangeable images."""
     known = torch.tensor(ordinary, dtype=torch.float64)
-    return (1 + (known[None] >= scores[:, None]).sum(1)) / (len(known) + 1)
+    return (1 + (known[None] >= scores[:, None]).sum(1)).double() / (len(known) + 1)
 
 
 def _combined(surprises: Tensor, reference: AlarmReference) -> Tensor:
