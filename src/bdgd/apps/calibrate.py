@@ -105,7 +105,8 @@ def _tell(out: Output, calibration: Calibration, scans: Scans, output: Path) -> 
     out.say(
         f"guaranteed: for a new scan of this kind (exchangeable with the {len(scans)} calibration scans: the same kind of object, this"
         f" geometry, noise ({noise}), {calibration.draws} draws), on average over scans at most 10 % of the object's pixels lie"
-        f" outside the 90 % interval, and so for every level up to {calibration.levels[-1]:.1%}; at most {rate:.0%} of such scans turn the light red"
+        f" outside the 90 % interval, and so for every level up to {calibration.levels[-1]:.1%};"
+        f" at most {rate:.0%} of such scans turn the light red"
     )
     out.say(
         "not guaranteed: each single image, each kind of pixel (edges are checked, not promised), objects of another kind,"
