@@ -22,7 +22,8 @@ from bdgd.apps.report import measured, report
 from bdgd.apps.residual import residual
 from bdgd.apps.subject import Subject, Thumbnail
 from bdgd.classical import fbp
-from bdgd.inference import Posterior, reconstruct
+from bdgd.inference import Alarm, Posterior, reconstruct
+from bdgd.inference.alarm import SHARES
 
 A = small_transform(size=(16, 12), pixel_size=0.5)
 EVIL = '<script>alert(1)</script><img src="http://x.org/a.png" onerror=alert(2)> & "quotes" \udcff'
@@ -165,8 +166,17 @@ def test_a_level_is_not_rounded_away(subject: Subject) -> None:
     assert "Width of the 99.5% interval" in report(replace(subject, level=0.995)) and "90% interval" in report(subject)
 
 
-def test_calibrated_and_not_are_said(subject: Subject) -> None:
-    assert "not calibrated" in report(subject) and "not calibrated" not in report(replace(subject, calibrated=True))
+def test_calibrated_and_not_are_said(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "not calibrated" in report(subject)
+    monkeypatch.setattr(Posterior, "calibrated", property(lambda posterior: True))
+    assert "not calibrated" not in report(subject)
+
+
+@pytest.mark.parametrize(("light", "told"), [("green", "green: 40% of ordinary images look as unusual"), ("red", "; see its structure")])
+def test_the_alarm_is_shown_where_there_is_one(subject: Subject, light: str, told: str) -> None:
+    surprises = {name: torch.tensor([9.0 if name == "structure" else 0.0]) for name in SHARES}
+    ringing = Alarm((light,), torch.tensor([0.4]), surprises, surprises, 0.05)
+    assert told in report(replace(subject, alarm=ringing)) and told not in report(subject)
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0])

@@ -27,9 +27,9 @@ from bdgd.data import (
     with_text,
     write_scans,
 )
-from bdgd.inference import Posterior, reconstruct, reconstruct_blocks
+from bdgd.inference import Alarm, Miscoverage, Posterior, alarm, calibrate, reconstruct, reconstruct_blocks
 from bdgd.metrics import ause, coverage, nll, psnr, ssim
-from bdgd.models import DeepGradientDescent, LearnedPrimalDual, load, pretrained, save
+from bdgd.models import Calibration, DeepGradientDescent, LearnedPrimalDual, load, pretrained, save
 from bdgd.operators import (
     FanBeam,
     Geometry,
@@ -41,11 +41,13 @@ from bdgd.operators import (
     operator_norm,
     read_geometry,
 )
-from bdgd.training import History, finetune_jointly, train_directly, train_greedily
+from bdgd.training import History, finetune_jointly, train_directly, train_greedily, train_scale_head
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Alarm",
+    "Calibration",
     "DeepGradientDescent",
     "Ellipses",
     "FanBeam",
@@ -55,13 +57,16 @@ __all__ = [
     "InputError",
     "LearnedPrimalDual",
     "LinearOperator",
+    "Miscoverage",
     "ParallelBeam",
     "PoissonNoise",
     "Posterior",
     "RayTransform",
     "Scans",
     "adjoint_mismatch",
+    "alarm",
     "ause",
+    "calibrate",
     "choose_tv_weight",
     "coverage",
     "disc",
@@ -88,6 +93,7 @@ __all__ = [
     "ssim",
     "train_directly",
     "train_greedily",
+    "train_scale_head",
     "tv",
     "with_text",
     "write_scans",

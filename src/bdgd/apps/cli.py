@@ -13,6 +13,7 @@ import typer
 
 import bdgd
 from bdgd.apps.bench import bench
+from bdgd.apps.calibrate import calibrate
 from bdgd.apps.console import as_command
 from bdgd.apps.demo import demo
 from bdgd.apps.doctor import doctor
@@ -30,6 +31,7 @@ COMMANDS: list[Callable[..., None]] = [
     train,
     simulate,
     evaluate,
+    calibrate,
     reproduce,
     bench,
 ]

@@ -24,7 +24,7 @@ from bdgd.apps.subject import Subject
 from bdgd.classical import fbp, tv
 from bdgd.data import GaussianNoise, ellipse_images, named_generator, shepp_logan, simulate
 from bdgd.evaluation import Panel, Scale, panels, save_figure
-from bdgd.inference import Posterior
+from bdgd.inference import Posterior, alarm
 from bdgd.metrics import psnr, ssim
 from bdgd.models import Reconstructor, load
 from bdgd.storage import replacing, write_json
@@ -64,6 +64,8 @@ def demo(
     make_folder(output)
     start = time.perf_counter()
     model = load(MODEL, device=where)
+    if model.calibration is not None and draws != model.calibration.draws:  # it holds for its own number of draws only
+        model = model.with_calibration(None)
     A = model.A
     truth = torch.cat((shepp_logan(128), ellipse_images("test", ELLIPSE_IMAGE + 1)[ELLIPSE_IMAGE:]))
     y = simulate(A, truth, NOISE, generator=named_generator("demo noise", seed)).sinograms.to(where)
@@ -110,7 +112,7 @@ def _report(
         origin=origin,
         command=command,
         truth=truth,
-        calibrated=getattr(posterior, "calibrated", False),
+        alarm=alarm(model, y, posterior) if posterior.calibrated else None,
     )
     with replacing(folder / "report.html") as temporary:
         temporary.write_text(report(subject), encoding="utf-8")

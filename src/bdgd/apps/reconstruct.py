@@ -27,7 +27,7 @@ from bdgd.checks import InputError
 from bdgd.classical import fbp
 from bdgd.data import Scans
 from bdgd.evaluation.figures import Panel, Scale, panels
-from bdgd.inference import Posterior
+from bdgd.inference import Posterior, alarm
 from bdgd.inference import reconstruct as sample
 from bdgd.metrics import psnr
 from bdgd.models import Reconstructor, load
@@ -68,7 +68,10 @@ def reconstruct(
         raise InputError(f"--level must lie between 0 and 1, got {level:g}")
     network = load(model, device=where)
     job = _Job(network, model, draws, level, seed, nifti, regions)
-    tasks = [examine(path, network, regions=regions, shown=slice) for path in scans]  # all of them, before the first is worked on
+    tasks = [examine(path, network, draws, regions=regions, shown=slice) for path in scans]  # all of them, before the first is worked on
+    for task in tasks:
+        for note in task.notes:
+            out.note(f"{task.path.name}: {note}")
     folders = result_folders(output, [task.path for task in tasks])
     rows: list[list[str]] = []
     with out.progress("reconstructing", sum(task.grid.slices for task in tasks) * (draws if network.random else 1)) as step:
@@ -102,6 +105,7 @@ class _Job:
 def _work(task: Task, job: _Job, folder: Path, step: Step) -> list[list[str]]:
     """Reconstruct one file and write its folder; a row of the summary for every slice."""
     start, origin = time.perf_counter(), _origin(task, job)
+    job = job if task.calibrated else replace(job, network=job.network.with_calibration(None))
     spread_out = set(torch.linspace(0, task.grid.slices - 1, min(task.grid.slices, _THUMBNAILS)).round().int().tolist())
     rows, thumbnails, shown = [], [], None
     with replacing_together(folder, earlier=NAMES) as temporary:
@@ -138,7 +142,7 @@ def _reconstruct(task: Task, job: _Job, scan: Scans, index: int, step: Step) -> 
         level=job.level,
         truth=scan.images,
         slice=index,
-        calibrated=getattr(posterior, "calibrated", False),
+        alarm=alarm(job.network, y, posterior) if posterior.calibrated else None,
         notes=task.notes,
     )
 
@@ -168,6 +172,7 @@ def _thumbnail(subject: Subject) -> Thumbnail:
 def _origin(task: Task, job: _Job) -> dict[str, Any]:
     """Where the result comes from: the scan by its hash, the model with its own provenance, and what ran."""
     asked = {"model": printable(job.model), "draws": job.draws if job.network.random else 1, "level": job.level}
+    asked["calibrated"] = task.calibrated
     found: dict[str, Any] = {"scan": printable(task.path.name), "scan_sha256": digest(task.path)}
     found |= {"notes": list(task.notes)} if task.notes else {}
     return found | asked | provenance(job.seed, job.network.device) | {"model_provenance": job.network.provenance}
@@ -197,13 +202,13 @@ def _row(name: str, subject: Subject) -> list[str]:
     posterior = subject.posterior
     figures = [f"{float(posterior.mean.max()):.4g}", f"{float(posterior.std.mean()):.3g}", f"{float(posterior.std.max()):.3g}"]
     quality = "" if subject.truth is None else f"{float(psnr(posterior.mean.cpu(), subject.truth)):.2f}"
-    return [name, str(subject.slice), *figures, f"{subject.residual.ratio:.2f}", quality]
+    return [name, str(subject.slice), *figures, f"{subject.residual.ratio:.2f}", subject.alarm.light[0] if subject.alarm else "", quality]
 
 
 def _summarise(out: Output, rows: list[list[str]], folders: Sequence[Path]) -> None:
-    columns = ["scan", "slice", "largest value", "mean std", "largest std", "residual / noise", "PSNR (dB)"]
-    if not any(row[-1] for row in rows):  # no truth is known
-        columns, rows = columns[:-1], [row[:-1] for row in rows]
+    columns = ["scan", "slice", "largest value", "mean std", "largest std", "residual / noise", "alarm", "PSNR (dB)"]
+    told = [k for k in range(len(columns)) if any(row[k] for row in rows)]  # no alarm without a calibration, no PSNR without the truth
+    columns, rows = [columns[k] for k in told], [[row[k] for k in told] for row in rows]
     out.table(columns, rows, right=columns[1:])
     for folder in folders:
         out.say(f"wrote {folder}; open {folder / 'report.html'}")

@@ -18,6 +18,7 @@ from bdgd.apps.pictures import escaped, percent, short
 from bdgd.apps.report_figures import image_figures, profile_drawings, profile_legend, stack_section
 from bdgd.apps.residual import Residual
 from bdgd.apps.subject import Subject
+from bdgd.inference import Alarm
 from bdgd.metrics import psnr
 from bdgd.operators import FanBeam
 
@@ -81,11 +82,19 @@ def _facts(subject: Subject) -> list[tuple[str, str]]:
         ("Standard deviation, mean", subject.grid.with_unit(short(float(subject.posterior.std.mean())))),
         ("Residual / noise", _ratio(subject.residual)),
     ]
+    if subject.alarm is not None:
+        facts.append(("Alarm", _light(subject.alarm)))
     if subject.grid.slices > 1:
         facts.insert(1, ("Grid", f"slice {subject.slice}, of 0 to {subject.grid.slices - 1}"))
     if subject.truth is not None:
         facts += _against_truth(subject, subject.truth.cpu())
     return facts
+
+
+def _light(alarm: Alarm) -> str:
+    """The traffic light in words: how many ordinary images look at least as unusual, and what is unusual."""
+    share = f"{float(alarm.p[0]):.0%} of ordinary images look as unusual"
+    return f"{alarm.light[0]}: {share}" + ("" if alarm.light[0] == "green" else f"; see its {alarm.reason()}")
 
 
 def _ratio(residual: Residual) -> str:

@@ -24,7 +24,8 @@ class Task:
     geometry: Geometry
     places: Places
     shown: int  # the slice that the report shows
-    notes: tuple[str, ...] = ()  # what a reader did to the values
+    notes: tuple[str, ...] = ()  # what a reader did to the values, and what does not hold for them
+    calibrated: bool = False  # whether the model's calibration holds for this scan
 
     def slices(self) -> Iterator[Scans]:
         """One slice after the other, fitted to the model; no other is in memory."""
@@ -33,7 +34,7 @@ class Task:
                 yield match(scan, self.geometry)[0]
 
 
-def examine(path: Path, model: Reconstructor, *, regions: Path | None = None, shown: int | None = None) -> Task:
+def examine(path: Path, model: Reconstructor, draws: int, *, regions: Path | None = None, shown: int | None = None) -> Task:
     """Raise, before any work is done, unless the file fits the model and the options fit the file."""
     with open_stack(path) as stack:
         scan, count = stack[0], len(stack)
@@ -45,7 +46,21 @@ def examine(path: Path, model: Reconstructor, *, regions: Path | None = None, sh
     if shown is not None and shown >= count:
         raise InputError(f"--slice {shown}: {path} holds {count} slices, numbered from 0; give at most {count - 1}")
     places = default_places(geometry) if regions is None else read_places(regions, geometry)
-    return Task(path, Grid.of(first, count), geometry, places, count // 2 if shown is None else shown, first.notes)
+    objection = _objection(model, first, draws)
+    notes, calibrated = (*first.notes, *filter(None, [objection])), model.calibration is not None and objection is None
+    return Task(path, Grid.of(first, count), geometry, places, count // 2 if shown is None else shown, notes, calibrated)
+
+
+def _objection(model: Reconstructor, scan: Scans, draws: int) -> str | None:
+    """Why the model's calibration does not hold for this scan; None where it does or there is none."""
+    if model.calibration is None:
+        return None
+    try:
+        model.calibration.require(draws if model.random else 1, "weights")
+        model.calibration.require_noise(scan.noise.to_dict() if scan.noise is not None else None)
+    except InputError as reason:
+        return f"the intervals are not calibrated: {reason}"
+    return None
 
 
 def result_folders(output: Path, scans: Sequence[Path]) -> list[Path]:

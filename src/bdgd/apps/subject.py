@@ -11,7 +11,7 @@ from torch import Tensor
 from bdgd.apps.outputs import Grid
 from bdgd.apps.places import Places
 from bdgd.apps.residual import Residual
-from bdgd.inference import Posterior
+from bdgd.inference import Alarm, Posterior
 from bdgd.operators import Geometry
 
 
@@ -41,6 +41,10 @@ class Subject:
     command: str = ""
     truth: Tensor | None = None
     slice: int = 0
-    calibrated: bool = False
+    alarm: Alarm | None = None  # where the model is calibrated
     thumbnails: Sequence[Thumbnail] = ()
     notes: Sequence[str] = ()  # what was done to the scan before it was reconstructed, a sentence each
+
+    @property
+    def calibrated(self) -> bool:
+        return self.posterior.calibrated

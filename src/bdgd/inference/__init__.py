@@ -1,6 +1,21 @@
-"""From sinograms to images with error bars: Monte-Carlo sampling and the posterior."""
+"""From sinograms to images with error bars: Monte-Carlo sampling, the posterior, its calibration, regions and the alarm."""
 
-from bdgd.inference.posterior import Posterior, Region
+from bdgd.inference.alarm import Alarm, alarm
+from bdgd.inference.calibrating import calibrate
+from bdgd.inference.miscoverage import Miscoverage, edge_mask
+from bdgd.inference.posterior import Area, Posterior, Region
 from bdgd.inference.sampling import Moments, reconstruct, reconstruct_blocks
 
-__all__ = ["Moments", "Posterior", "Region", "reconstruct", "reconstruct_blocks"]
+__all__ = [
+    "Alarm",
+    "Area",
+    "Miscoverage",
+    "Moments",
+    "Posterior",
+    "Region",
+    "alarm",
+    "calibrate",
+    "edge_mask",
+    "reconstruct",
+    "reconstruct_blocks",
+]

@@ -13,19 +13,21 @@ from statistics import NormalDist
 import torch
 from torch import Tensor
 
-from bdgd.checks import InputError, require_number
-from bdgd.metrics.uncertainty import pixel_mask
+from bdgd.checks import InputError
+from bdgd.inference.regions import Area, Region, area_above, region_of, weights_of
+from bdgd.models.calibration import Calibration, require_level
+from bdgd.models.scale_mixture import ScaleMixture
+
+__all__ = ["Area", "Origin", "Posterior", "Region"]
 
 
 @dataclass(frozen=True, eq=False)
-class Region:
-    """The mean value of a region of each image, with its interval: each (B,)."""
+class Origin:
+    """How the draws were made: of "weights" or "pixels", by a model with or without a calibration, through the complete cascade or not."""
 
-    mean: Tensor
-    std: Tensor
-    lower: Tensor
-    upper: Tensor
-    level: float
+    draw: str = "weights"
+    calibration: Calibration | None = None
+    complete: bool = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +35,8 @@ class Posterior:
     """Mean (B, 1, H, W) and two variances per pixel, in the squared unit of the image.
 
     epistemic: from the weights, the variance of the draws with S - 1 in the denominator. aleatoric: from the data, what one
-    draw leaves open. `number` draws were made from `seed`; `replay` makes them again.
+    draw leaves open. `number` draws were made from `seed`; `replay` makes them again. mixture: the distribution whose variance
+    is `aleatoric`; a Gaussian without one.
     """
 
     mean: Tensor
@@ -42,38 +45,69 @@ class Posterior:
     number: int
     seed: int
     replay: Callable[[], Iterator[Tensor]]
+    mixture: ScaleMixture | None = None
+    origin: Origin = Origin()
 
     @property
     def std(self) -> Tensor:
         """The root of epistemic plus aleatoric variance, uncalibrated."""
         return (self.epistemic + self.aleatoric).sqrt()
 
-    def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
-        """(lower, upper) of the central interval of that level, each (B, 1, H, W); values below 0 cannot be and are cut off."""
-        half = _half_width(level) * self.std
+    @property
+    def predictive(self) -> ScaleMixture:
+        """The distribution of truth - mean per pixel, both parts together; its variance is std^2."""
+        return (self.mixture or ScaleMixture.gaussian(self.aleatoric)).plus(self.epistemic)
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether `interval` is calibrated."""
+        return self.origin.calibration is not None
+
+    def log_density(self, truth: Tensor) -> Tensor:
+        """log p(truth) per pixel under the predictive, (B, 1, H, W) in nats."""
+        return self.predictive.log_density(truth - self.mean)
+
+    def interval(self, level: float = 0.95, *, calibrated: bool | None = None) -> tuple[Tensor, Tensor]:
+        """(lower, upper) of the central interval of that level, each (B, 1, H, W); values below 0 cannot be and are cut off.
+
+        Calibrated where the model is, and then refused where the calibration does not hold; calibrated=False takes the predictive as it is.
+        """
+        calibration = self.calibration_in_force(calibrated)
+        z = calibration.z_at(level, self.std) if calibration else torch.tensor(gaussian_z(level), device=self.mean.device)
+        half = self.predictive.half_width(z)
         return (self.mean - half).clamp(min=0), (self.mean + half).clamp(min=0)
+
+    def calibration_in_force(self, wanted: bool | None = None) -> Calibration | None:
+        """The calibration that intervals use; None where there is none or it is not `wanted`."""
+        calibration = self.origin.calibration
+        if wanted and calibration is None:
+            raise InputError("the model is not calibrated; calibrate it with model.with_calibration(bdgd.calibrate(model, scans))")
+        if wanted is False or calibration is None:
+            return None
+        calibration.require(self.number, self.origin.draw, self.origin.complete)
+        return calibration
 
     def draws(self) -> Iterator[Tensor]:
         """The draws (B, 1, H, W) that made the moments, one at a time."""
         return self.replay()
 
-    def region(self, mask: Tensor, level: float = 0.95) -> Region:
+    def region(self, mask: Tensor, level: float = 0.95, *, calibrated: bool | None = None) -> Region:
         """The mean of the pixels where `mask` (H, W), (1, 1, H, W) or (B, 1, H, W) is true, with its interval.
 
-        The epistemic part comes from the replayed draws, which keep the correlation between pixels; the aleatoric
-        part is independent from pixel to pixel and averages out.
+        The epistemic part comes from the replayed draws, which keep the correlation between pixels. Of the aleatoric part a smooth
+        share is common to all pixels (see `regions`); without a calibration all of it is taken as independent, which is far too narrow.
         """
-        inside = pixel_mask(mask, self.mean)
-        weight = (inside / inside.sum((1, 2, 3), keepdim=True)).to(self.mean.dtype)
-        means = torch.stack([(weight * draw).sum((1, 2, 3)) for draw in self.draws()])  # (S, B)
-        epistemic = means.var(0) if len(means) > 1 else torch.zeros_like(means[0])
-        std = (epistemic + (weight**2 * self.aleatoric).sum((1, 2, 3))).sqrt()
-        mean, half = means.mean(0), _half_width(level) * std
-        return Region(mean, std, (mean - half).clamp(min=0), (mean + half).clamp(min=0), level)
+        return region_of(self, weights_of(mask, self.mean), level, calibrated)
+
+    def contrast(self, mask: Tensor, other: Tensor, level: float = 0.95, *, calibrated: bool | None = None) -> Region:
+        """The mean of the pixels of `mask` minus that of `other`, with its interval; what both have in common cancels in every draw."""
+        return region_of(self, weights_of(mask, self.mean), level, calibrated, minus=weights_of(other, self.mean))
+
+    def area_above(self, threshold: float, mask: Tensor, level: float = 0.95, *, calibrated: bool | None = None) -> Area:
+        """How many pixels of `mask` have a value above the threshold, with an interval; times pixel_size^2 it is an area."""
+        return area_above(self, threshold, mask, level, calibrated)
 
 
-def _half_width(level: float) -> float:
+def gaussian_z(level: float) -> float:
     """How many standard deviations the central Gaussian interval of that level reaches to either side."""
-    if not 0 < require_number(level, "level") < 1:
-        raise InputError(f"level must lie between 0 and 1, got {level!r}")
-    return NormalDist().inv_cdf(0.5 + level / 2)
+    return NormalDist().inv_cdf(0.5 + require_level(level) / 2)

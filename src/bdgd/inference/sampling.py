@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bdgd.checks import InputError, require_choice, require_count
-from bdgd.inference.posterior import Posterior
+from bdgd.inference.posterior import Origin, Posterior
 from bdgd.keyed import keyed_generator, seed_from
-from bdgd.models import DeepGradientDescent, GradientBlock, Reconstructor, State
+from bdgd.models import DeepGradientDescent, GradientBlock, Reconstructor, ScaleMixture, State
 from bdgd.models.last_layers import PointLayer
 
 #: Pixels, of all images under all draws, that go through a block of a GPU together: enough to fill it, in two or three GB.
@@ -39,8 +39,7 @@ def reconstruct(
     precision: "auto" computes the features of the blocks in bfloat16 on a GPU, as in training; "float32" everywhere the same.
     on_draw: called with each draw (B, 1, H, W) once it is there, for whoever shows the progress or looks at draws.
     """
-    last = len(model.blocks) if isinstance(model, DeepGradientDescent) else 1
-    used = last if blocks is None else blocks
+    used = _length(model) if blocks is None else blocks
     return reconstruct_blocks(model, y, (used,), draws, generator=generator, draw=draw, precision=precision, on_draw=on_draw)[used]
 
 
@@ -75,15 +74,30 @@ def reconstruct_blocks(
 
     posteriors = {}
     for block, moments_ in zip(at, running, strict=True):
-        level = model.blocks[block - 1].log_noise.detach().exp() if isinstance(model, DeepGradientDescent) else model.noise_level
-        mean = moments_.mean()
-        aleatoric = (level**2).to(mean).expand_as(mean).clone()
-        posteriors[block] = Posterior(mean, moments_.variance(), aleatoric, count, seed, replay(block))
+        mean, epistemic = moments_.mean(), moments_.variance()
+        mixture = error_mixture(frozen, sinograms, mean, epistemic, block)
+        how = Origin(draw, frozen.calibration, complete=block == _length(frozen))
+        posteriors[block] = Posterior(mean, epistemic, mixture.variance(), count, seed, replay(block), mixture, how)
     return posteriors
 
 
+@torch.no_grad()
+def error_mixture(model: Reconstructor, y: Tensor, mean: Tensor, epistemic: Tensor, block: int) -> ScaleMixture:
+    """What the data leave open in every pixel: the scale head's mixture after the last block, else the block's constant sigma^2."""
+    if model.scale_head is not None and block == _length(model):
+        parts = zip(y, mean, epistemic, strict=True) if y.device.type == "cpu" else ((y, mean, epistemic),)  # see `_draws`
+        heads = [model.scale_head(model.clues(*(t.reshape(-1, *t.shape[-3:]) for t in part))) for part in parts]
+        return ScaleMixture(torch.cat([h.log_weights for h in heads]), torch.cat([h.variances for h in heads]))
+    level = model.blocks[block - 1].log_noise.detach().exp() if isinstance(model, DeepGradientDescent) else model.noise_level
+    return ScaleMixture.gaussian((level**2).to(mean).expand_as(mean).clone())
+
+
+def _length(model: Reconstructor) -> int:
+    return len(model.blocks) if isinstance(model, DeepGradientDescent) else 1
+
+
 def _chosen_blocks(model: Reconstructor, at: Sequence[int]) -> tuple[int, ...]:
-    available = len(model.blocks) if isinstance(model, DeepGradientDescent) else 1
+    available = _length(model)
     chosen = tuple(sorted({require_count(block, "blocks") for block in at}))
     if not chosen or chosen[-1] > available:
         raise InputError(f"blocks must be at most {available}, the length of the cascade, got {chosen[-1] if chosen else 'none'}")

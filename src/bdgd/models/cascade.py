@@ -22,6 +22,7 @@ from bdgd.models import fused
 from bdgd.models.last_layers import fresh_parameters, make_last_layer, reset_convolution
 from bdgd.models.misfit import make_misfit
 from bdgd.models.reconstructor import Reconstructor
+from bdgd.models.scale_head import joined_clues
 from bdgd.operators import LinearOperator
 
 Initial = Callable[[LinearOperator, Tensor], Tensor]
@@ -195,6 +196,13 @@ class DeepGradientDescent(Reconstructor):
         for block, local in zip(self.blocks, noise, strict=True):
             x = block(x, self.misfit.gradient(x, y), local).to(y.dtype)
         return x
+
+    def clues(self, y: Tensor, mean: Tensor, epistemic: Tensor) -> Tensor:
+        """What the scale head sees (B, C, H, W): the mean of the draws, their variance, x_0, gradient and last features at the mean."""
+        residual = self.misfit.residual(mean, y)
+        gradient = self.misfit.gradient_of(residual)
+        misfit = residual.flatten(1).square().mean(1).sqrt() / self.misfit.norm
+        return joined_clues(mean, self.start(y), gradient, epistemic, misfit, self.blocks[-1].features(mean, gradient))
 
     def arguments(self) -> dict[str, Any]:
         """The constructor's arguments beside the operator, as plain values."""

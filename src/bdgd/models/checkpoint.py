@@ -1,6 +1,7 @@
 """Models in files: safetensors, weights plus one JSON header with everything that builds the model again. Never pickle.
 
-Header, under the metadata key "bdgd": format, model (class), arguments, initial, domain_shape, range_shape, geometry, provenance.
+Header, under the metadata key "bdgd": format, model (class), arguments, initial, domain_shape, range_shape, geometry, provenance;
+and, in files of format 2, scale_head (its arguments) and calibration, each where the model has one.
 """
 
 from __future__ import annotations
@@ -16,13 +17,17 @@ from torch import Tensor
 
 from bdgd.checks import InputError
 from bdgd.classical import fbp
+from bdgd.models.calibration import calibration_from_dict
 from bdgd.models.cascade import DeepGradientDescent, Initial
 from bdgd.models.primal_dual import LearnedPrimalDual
 from bdgd.models.reconstructor import Reconstructor
+from bdgd.models.scale_head import ScaleHead
 from bdgd.operators import Geometry, LinearOperator, RayTransform, geometry_from_dict
 from bdgd.storage import replacing
 
-FORMAT = 1
+#: Models without scale head and calibration are written as format 1, which older versions read; with one of them as format 2,
+#: which these refuse instead of showing other intervals.
+FORMATS = (1, 2)
 MODELS: dict[str, Callable[..., Reconstructor]] = {"DeepGradientDescent": DeepGradientDescent, "LearnedPrimalDual": LearnedPrimalDual}
 
 
@@ -31,8 +36,9 @@ def save(model: Reconstructor, path: str | Path) -> None:
     if type(model).__name__ not in MODELS:
         raise InputError(f"save knows the models {', '.join(MODELS)}, got {type(model).__name__}")
     geometry = getattr(model.A, "geometry", None)
+    bars = _error_bars(model)
     header = {
-        "format": FORMAT,
+        "format": FORMATS[1] if bars else FORMATS[0],
         "model": type(model).__name__,
         "arguments": model.arguments(),
         "initial": "fbp" if getattr(model, "initial", fbp) is fbp else "custom",
@@ -40,6 +46,7 @@ def save(model: Reconstructor, path: str | Path) -> None:
         "range_shape": list(model.A.range_shape),
         "geometry": geometry.to_dict() if isinstance(geometry, Geometry) else None,
         "provenance": model.provenance,
+        **bars,
     }
     write_tensors(path, model.state_dict(), header)
 
@@ -50,13 +57,15 @@ def load(
     """The model in a file, or a shipped one by name (`bdgd.pretrained()` lists them).
 
     operator: an operator of one's own, which must have the shapes of the model's; needed where the model's had no geometry.
+    A calibration holds for the model's own geometry and is left out with another.
     device: where the operator is unless said otherwise; the CPU without an operator.
     """
     path = _find(source)
     tensors, header = read_tensors(path)
     kind, form = str(header.get("model")), header.get("format")
-    if form != FORMAT or kind not in MODELS:
-        raise InputError(f"{path} is a bdgd file of format {form!r} with {kind!r}, this version reads models of format {FORMAT}")
+    if form not in FORMATS or kind not in MODELS:
+        known = " and ".join(map(str, FORMATS))
+        raise InputError(f"{path} is a bdgd file of format {form!r} with {kind!r}, this version reads models of format {known}")
     if operator is None and header.get("geometry") is None:
         raise InputError(f"{path} was trained on an operator without a geometry; pass it with load(path, operator=A)")
     if header.get("initial") == "custom" and initial is fbp:
@@ -67,13 +76,28 @@ def load(
         _require_shapes(path, header, operator)
         extra = {"initial": initial} if kind == "DeepGradientDescent" else {}
         model = MODELS[kind](operator, **header["arguments"], **extra)
+        if header.get("scale_head") is not None:
+            model.scale_head = ScaleHead(**header["scale_head"]).to(model.device)
         model.load_state_dict(tensors)
+        if header.get("calibration") is not None:
+            calibration = calibration_from_dict(header["calibration"])
+            model = model.with_calibration(calibration) if calibration.fits(operator) else model
     except InputError:
         raise
     except (TypeError, ValueError, RuntimeError, KeyError) as error:
         raise InputError(f"{path} does not fit this version of bdgd: {' '.join(str(error).split())[:200]}") from None
     model.provenance = header.get("provenance", {})
     return model.to(device).eval()
+
+
+def _error_bars(model: Reconstructor) -> dict[str, Any]:
+    """The header's entries for scale head and calibration; none for a model without."""
+    bars: dict[str, Any] = {}
+    if model.scale_head is not None:
+        bars["scale_head"] = model.scale_head.arguments()
+    if model.calibration is not None:
+        bars["calibration"] = model.calibration.to_dict()
+    return bars
 
 
 def _require_shapes(path: Path, header: dict[str, Any], operator: LinearOperator) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -10,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from bdgd.checks import InputError, require_batch, require_finite
+from bdgd.models.calibration import Calibration
+from bdgd.models.scale_head import ScaleHead
 from bdgd.operators import LinearOperator
 
 
@@ -28,6 +31,10 @@ class Reconstructor(nn.Module):
         self.A = A
         #: how the weights came about: preset, seed, commit, hardware, seconds, scores; saved with them
         self.provenance: dict[str, Any] = {}
+        #: per-pixel scale of the error; without one the noise level is the same in every pixel
+        self.scale_head: ScaleHead | None = None
+        #: what makes intervals cover their level; None before `bdgd.calibrate`
+        self.calibration: Calibration | None = None
 
     @property
     def device(self) -> torch.device:
@@ -57,6 +64,31 @@ class Reconstructor(nn.Module):
         if hasattr(self.A, "to") and (there.type != self.device.type or there.index not in (None, self.device.index)):
             self._use_operator(self.A.to(self.device))
         return self
+
+    def clues(self, y: Tensor, mean: Tensor, epistemic: Tensor) -> Tensor:
+        """What a scale head sees (B, C, H, W) of sinograms, the mean of their draws and its variance."""
+        raise InputError(f"a scale head reads the last block of a cascade, and {type(self).__name__} has none")
+
+    def fingerprint(self) -> str:
+        """Sixteen letters that are the same for the same weights, scale head included, on every device."""
+        digest = hashlib.sha256()
+        for name, tensor in sorted(self.state_dict().items()):
+            digest.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()[:16]
+
+    def with_calibration(self, calibration: Calibration | None) -> Self:
+        """The same model with that calibration, which must have been made for these weights and this geometry; None takes it away."""
+        if calibration is not None and calibration.weights != self.fingerprint():
+            raise InputError("the calibration was made for other weights than this model's; make one with bdgd.calibrate(model, scans)")
+        if calibration is not None and not calibration.fits(self.A):
+            raise InputError("the calibration was made for another geometry than this model's; make one with bdgd.calibrate(model, scans)")
+        model = self.snapshot()
+        model.calibration = calibration
+        return model
+
+    def forget_error_bars(self) -> None:
+        """Drop scale head and calibration: they hold for the weights they were made with, not for what training makes of them."""
+        self.scale_head, self.calibration = None, None
 
     def snapshot(self) -> Self:
         """The model as it is now, on the same operator: training the original further does not change it."""

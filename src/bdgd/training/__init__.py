@@ -2,6 +2,7 @@
 
 from bdgd.training.greedy import History, train_greedily
 from bdgd.training.loop import Schedule
+from bdgd.training.scale import train_scale_head
 from bdgd.training.whole import finetune_jointly, train_directly
 
-__all__ = ["History", "Schedule", "finetune_jointly", "train_directly", "train_greedily"]
+__all__ = ["History", "Schedule", "finetune_jointly", "train_directly", "train_greedily", "train_scale_head"]

@@ -114,6 +114,7 @@ def train_greedily(
     seed = seed_from(generator)
     settings = {"seed": seed, "kl_weight": kl_weight, "initialise": initialise, "augment": augment, **asdict(schedule)}
 
+    model.forget_error_bars()
     train = Frontier.at_start(model, scans)
     held_out = Frontier.at_start(model, validation) if validation is not None else None
     # One block is trained over and over and copied out: its memory stays where a captured step expects it.

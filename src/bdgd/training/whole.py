@@ -41,6 +41,7 @@ def finetune_jointly(
     kl_weight = require_positive(kl_weight, "kl_weight")
     schedule = Schedule(epochs=epochs, batch=batch, learning_rate=learning_rate, last_learning_rate=last_learning_rate)
     seed = seed_from(generator)
+    model.forget_error_bars()
     scans = prepared(model, scans)
     held_out = prepared(model, validation) if validation is not None else scans
     start = torch.cat([model.start(part) for part in scans.sinograms.split(BATCH)])
@@ -87,6 +88,7 @@ def train_directly(
         epochs=epochs, batch=batch, learning_rate=learning_rate, last_learning_rate=last_learning_rate, weight_decay=weight_decay
     )
     seed = seed_from(generator)
+    model.forget_error_bars()
     scans = prepared(model, scans)
     held_out = prepared(model, validation) if validation is not None else scans
     trainer = Trainer(DirectObjective(model, scans), schedule, seed=seed, report=report, capture=getattr(model.A, "capturable", False))

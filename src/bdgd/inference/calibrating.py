@@ -1,0 +1,118 @@
+"""Calibrating: from scans that nothing else has seen to the value that makes a model's intervals, regions and alarm hold.
+
+The scans are cut into two halves. The first shapes the correction (quantiles per stratum of predicted std, what the
+alarm's witnesses usually say); the second, which the shape has not seen, sets every threshold by risk control.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from bdgd.checks import InputError, require_batch, require_choice, require_count
+from bdgd.data import Scans
+from bdgd.inference.alarm import Witnesses, ordinary_reference, witnesses_of
+from bdgd.inference.calibrating_regions import OBJECT, DiscScores
+from bdgd.inference.posterior import Posterior
+from bdgd.inference.risk_control import LEVELS, ScoreHistogram, stratified_thresholds
+from bdgd.inference.sampling import reconstruct
+from bdgd.keyed import keyed_generator, seed_from
+from bdgd.models import Calibration, Reconstructor
+from bdgd.models.calibration import Row, require_level
+
+#: Images whose posteriors are held at once; on a CPU they go through the cascade one by one anyway.
+BATCH = {"cpu": 1, "cuda": 16}
+#: Strata of the predicted standard deviation.
+STRATA = 8
+#: Fewer images than this cannot hold even 90 % with a half of them.
+LEAST_IMAGES = 20
+
+
+def calibrate(
+    model: Reconstructor,
+    scans: Scans,
+    *,
+    levels: Row = LEVELS,
+    draws: int = 100,
+    draw: str = "weights",
+    strata: int = STRATA,
+    false_alarms: float = 0.05,
+    generator: torch.Generator | None = None,
+    report: Callable[[int], None] | None = None,
+) -> Calibration:
+    """The calibration of a model on scans with known images, which must be of no other use: not for training, choosing or testing.
+
+    Guaranteed, for a new scan exchangeable with these: on average over scans at most 1 - level of the object's pixels (truth > 1e-6)
+    lie outside `interval(level)`, for each of the `levels`; and at most `false_alarms` of ordinary scans turn the light red. Not
+    guaranteed: every single image or kind of pixel, other objects, noise, geometries or draws. report: called with the images done.
+    """
+    scans = _prepared(model, scans)
+    levels = tuple(sorted({require_level(level) for level in levels}))
+    require_choice(draw, ("weights", "pixels"), "draw")
+    draws = require_count(draws, "draws") if model.random else 1
+    plain, seed, middle = model.with_calibration(None), seed_from(generator), (len(scans) + 1) // 2
+
+    def posteriors(part: Scans, name: str) -> Iterator[tuple[Tensor, Tensor, Posterior]]:
+        for y, truth, key in _batches(part, BATCH.get(model.device.type, 1)):
+            yield y, truth, reconstruct(plain, y, draws, generator=keyed_generator(seed, "calibrate", name, key), draw=draw)
+            if report:
+                report(len(y))
+
+    shape, usual = ScoreHistogram(), Witnesses()
+    for y, truth, posterior in posteriors(scans[:middle], "shape"):
+        add_pixels(shape, posterior, truth)
+        usual.add(witnesses_of(plain, y, posterior, scans.noise))
+    guarantee, discs, checked = ScoreHistogram(), DiscScores(seed), Witnesses()
+    for y, truth, posterior in posteriors(scans[middle:], "guarantee"):
+        add_pixels(guarantee, posterior, truth)
+        discs.add(posterior, truth)
+        checked.add(witnesses_of(plain, y, posterior, scans.noise))
+
+    held, std_edges, z = stratified_thresholds(shape, guarantee, levels, require_count(strata, "strata"))
+    geometry = getattr(model.A, "geometry", None)
+    return Calibration(
+        draws=draws,
+        draw=draw,
+        noise=scans.noise.to_dict() if scans.noise is not None else None,
+        geometry=geometry.to_dict() if geometry is not None else None,
+        weights=model.fingerprint(),
+        images=guarantee.images,
+        levels=held,
+        std_edges=std_edges,
+        z=z,
+        regions=discs.calibration(levels),
+        alarm=ordinary_reference(usual, checked, false_alarms),
+    )
+
+
+def add_pixels(histogram: ScoreHistogram, posterior: Posterior, truth: Tensor) -> None:
+    """Count the object's pixels of a batch by their predicted std and the z of their error.
+
+    The background is left out: it is unknown at inference, but most of it is exact, so it could only make intervals too narrow elsewhere.
+    """
+    z = posterior.predictive.z(truth - posterior.mean)
+    histogram.add(posterior.std, z, truth > OBJECT)
+
+
+def _batches(scans: Scans, size: int) -> Iterator[tuple[Tensor, Tensor, int]]:
+    """Sinograms, images and the number of the first of them, `size` at a time."""
+    assert scans.images is not None
+    for first in range(0, len(scans), size):
+        yield scans.sinograms[first : first + size], scans.images[first : first + size], first
+
+
+def _prepared(model: Reconstructor, scans: Scans) -> Scans:
+    """The scans on the model's device, once they are known to fit it, to have images and to be enough."""
+    if scans.images is None:
+        raise InputError("calibrating needs scans with their true images; these have none: simulate them with bdgd.simulate")
+    if len(scans) < LEAST_IMAGES:
+        raise InputError(f"calibrating needs at least {LEAST_IMAGES} scans, got {len(scans)}; 1000 or more hold 99.5 % as well")
+    geometry = getattr(model.A, "geometry", None)
+    if scans.geometry is not None and geometry is not None and scans.geometry != geometry:
+        raise InputError("the scans were made with another geometry than the model's; calibrate on scans of the model's geometry")
+    model.check(scans.sinograms[:1].to(model.device))
+    require_batch(scans.images, model.A.domain_shape, "the true image")
+    return replace(scans.to(model.device))

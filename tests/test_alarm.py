@@ -1,0 +1,140 @@
+"""The alarm: its witnesses against closed forms, its p-values and false alarms by simulation."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+from toys import dense, small_model, small_transform
+
+import bdgd
+from bdgd.checks import InputError
+from bdgd.data import GaussianNoise, PoissonNoise, random_ellipses, simulate
+from bdgd.inference.alarm import (
+    SHARES,
+    Witnesses,
+    estimated_noise,
+    fine_detail,
+    noise_std,
+    ordinary_reference,
+    p_values,
+    seen_part,
+    surprises_of,
+    witnesses_of,
+)
+from bdgd.inference.posterior import Posterior
+
+
+def exact_posterior(truth: Tensor) -> Posterior:
+    return Posterior(truth, torch.zeros_like(truth), torch.full_like(truth, 1e-4), 1, 0, lambda: iter([truth]))
+
+
+def test_the_misfit_of_the_truth_is_chi_square() -> None:
+    A = small_transform(views=8)
+    g = torch.Generator().manual_seed(0)
+    scans = simulate(A, random_ellipses(300, 16, generator=g), GaussianNoise(0.05), generator=g)
+    assert scans.images is not None
+    measured = witnesses_of(small_model(A=A), scans.sinograms, exact_posterior(scans.images), scans.noise)
+    count = scans.sinograms[0].numel()
+    misfit = measured[:, list(SHARES).index("misfit")] * count
+    assert stats.kstest(misfit.numpy(), stats.chi2(count).cdf).pvalue > 0.01
+    assert float(measured[:, list(SHARES).index("structure")].mean()) == pytest.approx(1.0, abs=0.15)
+
+
+@pytest.mark.parametrize("noise", [GaussianNoise(0.03), PoissonNoise(1e4, 0.05)])
+def test_the_noise_is_as_large_as_simulated(noise: GaussianNoise | PoissonNoise) -> None:
+    clean = 2 + 10 * torch.rand(1, 1, 4, 5, generator=torch.Generator().manual_seed(1)).expand(4000, 1, 4, 5)
+    g = torch.Generator().manual_seed(0)
+    spread = noise(clean.contiguous(), generator=g).std(0)
+    torch.testing.assert_close(noise_std(clean[:1], noise).expand(1, 1, 4, 5)[0], spread, rtol=0.06, atol=0)
+
+
+def test_a_noise_that_nobody_stated_is_estimated() -> None:
+    g = torch.Generator().manual_seed(0)
+    bumps = torch.zeros(3, 1, 40, 60)
+    bumps[..., 20:40] = 5.0  # edges of what the image does not explain
+    residual = bumps + torch.tensor([0.1, 0.5, 2.0])[:, None, None, None] * torch.randn(3, 1, 40, 60, generator=g)
+    assert estimated_noise(residual).flatten().tolist() == pytest.approx([0.1, 0.5, 2.0], rel=0.12)
+
+
+def test_what_is_seen_is_the_projection_off_the_null_space() -> None:
+    A = small_transform(size=8, views=4)
+    matrix = dense(A).matrix.double()
+    x = torch.rand(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    projector = torch.linalg.pinv(matrix, rtol=1e-5) @ matrix
+    seen = seen_part(A, x, steps=200)
+    torch.testing.assert_close(seen.double().flatten(1), x.double().flatten(1) @ projector.T, rtol=0, atol=2e-3)
+    hidden = (torch.eye(64, dtype=torch.float64) - projector) @ x[0].double().flatten()
+    assert float(hidden.norm()) > 0.1  # four views of 8 x 8 pixels do leave something out
+    torch.testing.assert_close(seen_part(A, hidden.float().reshape(1, 1, 8, 8)), torch.zeros(1, 1, 8, 8), rtol=0, atol=1e-4)
+
+
+def test_detail_sees_strokes_and_not_straight_edges() -> None:
+    x = torch.zeros(2, 1, 32, 32)
+    x[0, :, 16:] = 1.0
+    x[1, :, 15:17] = 0.02  # a faint line, two pixels wide
+    fine = fine_detail(x)
+    assert float(fine[0].max()) == 0.0
+    assert float(fine[1, 0, 15].min()) == pytest.approx(0.02 / 0.03, rel=1e-4)
+
+
+def ordinary(count: int, seed: int) -> Witnesses:
+    g = torch.Generator().manual_seed(seed)
+    shared = torch.randn(count, 1, generator=g)
+    made = Witnesses()
+    made.add(torch.exp(shared + torch.randn(count, len(SHARES), generator=g)).double())
+    return made
+
+
+def test_surprise_is_minus_log_of_the_share_that_shows_more() -> None:
+    usual = ordinary(4000, 0)
+    reference = ordinary_reference(usual, ordinary(200, 1), 0.05)
+    surprise = surprises_of(usual.values(), reference)
+    for share in (0.7, 0.3, 0.1, 0.03):  # by the quantiles, and by the tail
+        assert float((surprise[:, 2] >= -torch.tensor(share).log()).double().mean()) == pytest.approx(share, abs=0.012)
+    rising = torch.logspace(-3, 3, 100, dtype=torch.float64)[:, None].expand(100, len(SHARES))
+    assert bool((surprises_of(rising, reference).diff(dim=0) >= -1e-12).all())
+
+
+def test_false_alarms_are_as_rare_as_stated() -> None:
+    """Over many calibrations with few images: P(p <= 0.1) <= 0.1 for a new ordinary image, and not far below."""
+    from bdgd.inference.alarm import _combined
+
+    rang = []
+    for trial in range(200):
+        reference = ordinary_reference(ordinary(40, 3 * trial), ordinary(59, 3 * trial + 1), 0.1)
+        scores = _combined(surprises_of(ordinary(30, 3 * trial + 2).values(), reference), reference)
+        rang.append(float((p_values(scores, reference.scores) <= 0.1).double().mean()))
+    mean = torch.tensor(rang, dtype=torch.float64)
+    assert float(mean.mean()) == pytest.approx(0.1, abs=3 * float(mean.std()) / 200**0.5)
+
+
+def test_the_least_p_value_counts_the_image_itself() -> None:
+    p = p_values(torch.tensor([9.0, 1.5, 0.0], dtype=torch.float64), tuple(float(score) for score in range(1, 20)))
+    assert p.tolist() == [12 / 20, 19 / 20, 1.0] and p_values(torch.tensor([99.0]).double(), (1.0,) * 19).tolist() == [0.05]
+
+
+def test_the_light() -> None:
+    model = small_model()
+    g = torch.Generator().manual_seed(0)
+    scans = simulate(model.A, random_ellipses(60, 16, generator=g), GaussianNoise(0.01), generator=g)
+    calibrated = model.with_calibration(bdgd.calibrate(model, scans[:40], draws=2, false_alarms=0.1))
+    y = torch.cat((scans.sinograms[40:], 50 * torch.rand(2, *model.A.range_shape, generator=g)))  # the last two are no scans at all
+    posterior = bdgd.reconstruct(calibrated, y, 2)
+    alarm = bdgd.alarm(calibrated, y, posterior)
+    assert alarm.light[-2:] == ("red", "red") and alarm.raised.tolist()[-2:] == [True, True]
+    assert sum(light == "red" for light in alarm.light[:20]) <= 8
+    for light, p in zip(alarm.light, alarm.p.tolist(), strict=True):
+        assert light == ("red" if p <= 0.1 else "amber" if p <= 0.2 else "green")
+    assert alarm.reason(20) in SHARES and set(alarm.values) == set(SHARES)
+    with pytest.raises(InputError, match="calibrate with"):
+        bdgd.alarm(model, y, posterior)
+    with pytest.raises(InputError, match="holds for 2 draws"):
+        bdgd.alarm(calibrated, y, bdgd.reconstruct(calibrated, y, 3))
+
+
+def test_shares_are_a_budget() -> None:
+    assert sum(SHARES.values()) == pytest.approx(1.0)
+    with pytest.raises(InputError, match="false_alarms"):
+        ordinary_reference(ordinary(20, 0), ordinary(20, 1), 0.7)

@@ -1,0 +1,81 @@
+"""`bdgd calibrate` as a user types it: a scale head, a calibration, what it says, and what `bdgd reconstruct` makes of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import h5py
+import pytest
+import torch
+from toys import small_model
+from typer.testing import CliRunner
+
+from bdgd.apps import cli
+from bdgd.data import GaussianNoise, random_ellipses, simulate, write_scans
+from bdgd.models import load, save
+
+
+def bdgd(*arguments: object) -> Any:
+    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments], prog_name="bdgd")
+
+
+@pytest.fixture(scope="module")
+def calibrated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A small model, calibrated with a scale head, and what the command said."""
+    folder = tmp_path_factory.mktemp("calibrate")
+    save(small_model(), folder / "model.safetensors")
+    result = bdgd(
+        *("calibrate", folder / "model.safetensors", "-o", folder / "out.safetensors"),
+        *("--images", 24, "--draws", 2, "--head", 12, "--epochs", 1, "--device", "cpu"),
+    )
+    assert result.exit_code == 0, result.output
+    return folder / "out.safetensors", result.stdout
+
+
+def write_scan(path: Path, relative: float = 0.01) -> Path:
+    g = torch.Generator().manual_seed(3)
+    write_scans(path, simulate(small_model().A, random_ellipses(2, 16, generator=g), GaussianNoise(relative), generator=g))
+    return path
+
+
+def test_it_says_what_it_guarantees_and_what_not(calibrated: tuple[Path, str]) -> None:
+    path, said = calibrated
+    for words in ("guaranteed: for a new scan of this kind", "not guaranteed: each single image", "nats better", f"wrote {path}"):
+        assert words in said
+    model = load(path)
+    assert model.calibration is not None and model.scale_head is not None
+    assert model.calibration.draws == 2 and model.calibration.images == 12
+    assert model.calibration.noise == GaussianNoise(0.01).to_dict()
+    assert model.provenance["calibration"]["images"] == 24 and model.provenance["scale_head"]["images"] == 12
+
+
+def test_reconstruct_uses_it_and_shows_the_light(calibrated: tuple[Path, str], tmp_path: Path) -> None:
+    scan = write_scan(tmp_path / "scan.h5")
+    result = bdgd("reconstruct", scan, "--model", calibrated[0], "-o", tmp_path / "out", "--draws", 2, "--level", 0.8, "--device", "cpu")
+    assert result.exit_code == 0, result.output
+    assert "alarm" in result.stdout and any(light in result.stdout for light in ("green", "amber", "red"))
+    with h5py.File(tmp_path / "out" / "posterior.h5") as file:
+        assert file.attrs["calibrated"]
+
+
+@pytest.mark.parametrize(("draws", "relative", "reason"), [(3, 0.01, "holds for 2 draws"), (2, 0.05, "holds for the noise")])
+def test_reconstruct_says_where_it_does_not_hold(
+    calibrated: tuple[Path, str], tmp_path: Path, draws: int, relative: float, reason: str
+) -> None:
+    scan = write_scan(tmp_path / "scan.h5", relative)
+    result = bdgd("reconstruct", scan, "--model", calibrated[0], "-o", tmp_path / "out", "--draws", draws, "--device", "cpu")
+    assert result.exit_code == 0 and "the intervals are not calibrated" in result.stderr and reason in result.stderr
+    with h5py.File(tmp_path / "out" / "posterior.h5") as file:
+        assert not file.attrs["calibrated"]
+
+
+def test_scans_of_ones_own(tmp_path: Path) -> None:
+    save(small_model(), tmp_path / "model.safetensors")
+    g = torch.Generator().manual_seed(3)
+    write_scans(tmp_path / "scans.h5", simulate(small_model().A, random_ellipses(22, 16, generator=g), GaussianNoise(0.03), generator=g))
+    out = tmp_path / "out.safetensors"
+    result = bdgd("calibrate", tmp_path / "model.safetensors", "--scans", tmp_path / "scans.h5", "-o", out, "--draws", 2, "--device", "cpu")
+    assert result.exit_code == 0, result.output
+    model = load(out)
+    assert model.calibration is not None and model.calibration.noise == GaussianNoise(0.03).to_dict() and model.calibration.images == 11

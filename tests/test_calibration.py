@@ -1,0 +1,270 @@
+"""Calibration: its guarantee by simulation, its thresholds against brute force, what it refuses, and that it travels with the model."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from toys import dense, small_model, small_transform, some_sinograms
+
+import bdgd
+from bdgd.checks import InputError
+from bdgd.data import GaussianNoise, Scans, random_ellipses, simulate
+from bdgd.inference import Miscoverage, edge_mask, reconstruct
+from bdgd.inference.risk_control import LEVELS, Z_EDGES, ScoreHistogram, allowed_loss, stratified_thresholds, threshold_per_level
+from bdgd.models import Calibration, ScaleMixture, calibration_from_dict, load, read_tensors, save, write_tensors
+from bdgd.models.calibration import at_level
+from bdgd.operators import RayTransform
+
+DRAWS = 3
+
+
+def small_scans(count: int, seed: int = 0) -> Scans:
+    g = torch.Generator().manual_seed(seed)
+    return simulate(small_transform(), random_ellipses(count, 16, generator=g), GaussianNoise(0.01), generator=g)
+
+
+@pytest.fixture(scope="module")
+def calibration() -> Calibration:
+    return bdgd.calibrate(small_model(), small_scans(80), draws=DRAWS, strata=3, generator=torch.Generator().manual_seed(0))
+
+
+def errors_of_images(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """(std, z) of pixels (count, 1, 8, 8): every image has a difficulty of its own, so its pixels are far from independent."""
+    std = torch.exp(torch.randn(count, 1, 8, 8, generator=generator))
+    difficulty = torch.exp(0.7 * torch.randn(count, 1, 1, 1, generator=generator))
+    wrong = torch.where(std > 1, 3.0, 0.5)  # large error bars are three times too small, small ones twice too large
+    return std, (difficulty * wrong * torch.randn(count, 1, 8, 8, generator=generator)).abs()
+
+
+def histogram(std: Tensor, z: Tensor) -> ScoreHistogram:
+    made = ScoreHistogram()
+    for part_std, part_z in zip(std.split(7), z.split(7), strict=True):
+        made.add(part_std, part_z, torch.ones_like(part_z, dtype=torch.bool))
+    return made
+
+
+def looked_up(std: Tensor, edges: Any, row: Any) -> Tensor:
+    return torch.tensor(row, dtype=torch.float64)[torch.bucketize(std.double(), torch.tensor(edges, dtype=torch.float64))]
+
+
+def test_the_threshold_is_the_smallest_that_risk_control_allows() -> None:
+    g = torch.Generator().manual_seed(0)
+    scores = torch.rand(30, 5, generator=g, dtype=torch.float64)
+    held, thresholds = threshold_per_level(scores, (0.5, 0.8, 0.95, 0.99))
+    assert held == (0.5, 0.8, 0.95)  # 0.99 needs at least 99 images
+    for level, threshold in zip(held, thresholds, strict=True):
+
+        def risk(q: float) -> float:
+            return 30 / 31 * float((scores > q).double().mean()) + 1 / 31
+
+        assert risk(threshold) <= 1 - level + 1e-12 < risk(threshold - 1e-9) + 1e-12
+
+
+def test_the_guarantee_holds_over_many_calibrations() -> None:
+    """E[miscoverage] <= 1 - level, with pixels that depend on each other within images and few images; and it is not far below."""
+    g = torch.Generator().manual_seed(1)
+    level, missed = 0.8, []
+    for _ in range(150):
+        std, z = errors_of_images(60, g)
+        held, edges, table = stratified_thresholds(histogram(std[:30], z[:30]), histogram(std[30:], z[30:]), (level,), 4)
+        assert held == (level,)
+        std, z = errors_of_images(40, g)
+        missed.append(float((z > looked_up(std, edges, table[0])).double().mean()))
+    mean = torch.tensor(missed, dtype=torch.float64)
+    error = float(mean.std()) / 150**0.5
+    assert float(mean.mean()) <= 1 - level + 2 * error
+    assert float(mean.mean()) >= 1 - level - 1 / 31 - 0.01 - 2 * error
+
+
+def test_small_and_large_error_bars_are_both_right() -> None:
+    g = torch.Generator().manual_seed(2)
+    std, z = errors_of_images(1200, g)
+    _, edges, table = stratified_thresholds(histogram(std[:600], z[:600]), histogram(std[600:], z[600:]), (0.5, 0.9), 6)
+    std, z = errors_of_images(600, g)
+    for level, row in zip((0.5, 0.9), table, strict=True):
+        covered = z <= looked_up(std, edges, row)
+        for part in (std < 0.35, (std > 0.35) & (std < 0.6), (std > 1.7) & (std < 2.5), std > 2.5):
+            assert float(covered[part].double().mean()) == pytest.approx(level, abs=0.04)
+
+
+def test_a_histogram_knows_what_the_pixels_know() -> None:
+    std, z = errors_of_images(20, torch.Generator().manual_seed(3))
+    inside = torch.rand(z.shape, generator=torch.Generator().manual_seed(4)) > 0.4
+    made = ScoreHistogram()
+    made.add(std, z, inside)
+    for q in (300, 900, 1200):
+        below = float(made.mean()[:, : q + 1].sum())  # cells up to the edge q
+        shares = [float((image[mask] <= Z_EDGES[q]).double().mean()) for image, mask in zip(z.double(), inside, strict=True)]
+        assert below == pytest.approx(sum(shares) / len(shares), abs=1e-9)
+
+
+def test_an_image_without_object_has_no_loss() -> None:
+    made = ScoreHistogram()
+    made.add(torch.ones(2, 1, 3, 3), torch.ones(2, 1, 3, 3), torch.zeros(2, 1, 3, 3, dtype=torch.bool))
+    assert made.images == 2 and float(made.mean().sum()) == 0.0
+
+
+def test_few_images_hold_few_levels() -> None:
+    assert allowed_loss(0.9, 8) < -1e-3 and allowed_loss(0.9, 9) == pytest.approx(0.0, abs=1e-12)
+    scores = torch.rand(9, 2)
+    assert threshold_per_level(scores, (0.9, 0.91)) == ((0.9,), (float(scores.max()),))
+
+
+def test_levels_are_interpolated_and_rise(calibration: Calibration) -> None:
+    std = torch.tensor([1e-5, 1e-2, 1.0])
+    z = torch.stack([calibration.z_at(level, std) for level in torch.linspace(0.001, calibration.levels[-1], 300).tolist()])
+    assert bool((z.diff(dim=0) >= 0).all()) and bool((z >= 0).all())
+    assert at_level(0.25, (0.2, 0.3), ((1.0, 2.0), (2.0, 6.0))) == pytest.approx([1.5, 4.0])
+    assert at_level(0.1, (0.2, 0.3), ((1.0, 2.0), (2.0, 6.0))) == pytest.approx([0.5, 1.0])
+    with pytest.raises(InputError, match=r"holds up to 0\.3, got level 0\.4"):
+        at_level(0.4, (0.2, 0.3), ((1.0,), (2.0,)))
+
+
+def test_calibrated_intervals_cover_new_images(calibration: Calibration) -> None:
+    model, scans = small_model().with_calibration(calibration), small_scans(80, seed=1)
+    assert scans.images is not None
+    for level in (0.5, 0.9):
+        misses, raw = Miscoverage(level), Miscoverage(level, calibrated=False)
+        posterior = reconstruct(model, scans.sinograms, DRAWS)
+        for counted in (misses, raw):
+            counted.add(posterior, scans.images)
+        assert 1 - float(misses.per_image().mean()) == pytest.approx(level, abs=0.08)
+        assert abs(1 - float(raw.per_image().mean()) - level) > 0.2  # an untrained model's own intervals mean nothing
+        lower, upper = posterior.interval(level)
+        assert bool((lower >= 0).all()) and bool((lower <= upper).all())
+
+
+def test_what_it_does_not_hold_for_is_refused(calibration: Calibration) -> None:
+    model = small_model().with_calibration(calibration)
+    y = some_sinograms(model.A)
+    cases = [
+        (reconstruct(model, y, DRAWS + 1), f"holds for {DRAWS} draws of weights, the posterior has {DRAWS + 1}"),
+        (reconstruct(model, y, DRAWS, draw="pixels"), "of pixels"),
+        (reconstruct(model, y, DRAWS, blocks=1), "not for its first blocks"),
+    ]
+    for posterior, message in cases:
+        assert posterior.calibrated
+        with pytest.raises(InputError, match=message):
+            posterior.interval(0.9)
+        posterior.interval(0.9, calibrated=False)
+        with pytest.raises(InputError, match=message):
+            posterior.region(torch.ones(16, 16, dtype=torch.bool))
+    with pytest.raises(InputError, match="not calibrated"):
+        reconstruct(small_model(), y, DRAWS).interval(0.9, calibrated=True)
+    with pytest.raises(InputError, match="holds up to"):
+        reconstruct(model, y, DRAWS).interval(0.999)
+    with pytest.raises(InputError, match="other weights"):
+        small_model("full_covariance").with_calibration(calibration)
+    calibration.require_noise(GaussianNoise(0.01).to_dict())
+    calibration.require_noise(None)
+    with pytest.raises(InputError, match="holds for the noise"):
+        calibration.require_noise(GaussianNoise(0.02).to_dict())
+
+
+def test_scans_that_cannot_calibrate_are_refused() -> None:
+    model, scans = small_model(), small_scans(20)
+    for bad, message in (
+        (replace(scans, images=None), "true images"),
+        (scans[:5], "at least 20 scans, got 5"),
+        (
+            simulate(small_transform(views=6), random_ellipses(20, 16, generator=torch.Generator()), None, generator=torch.Generator()),
+            "geometry",
+        ),
+    ):
+        with pytest.raises(InputError, match=message):
+            bdgd.calibrate(model, bad, draws=2)
+
+
+@pytest.mark.parametrize("name", ["point", "primal_dual"])
+def test_models_without_randomness_are_calibrated_for_their_one_draw(name: str) -> None:
+    model, scans = small_model(name), small_scans(24)
+    made = model.with_calibration(bdgd.calibrate(model, scans, draws=50))
+    assert made.calibration is not None and made.calibration.draws == 1
+    lower, upper = reconstruct(made, scans.sinograms[:2], 7).interval(0.8)
+    assert bool((upper > lower).all())
+
+
+def test_an_operator_without_geometry_will_do() -> None:
+    A = small_transform()
+    scans = replace(small_scans(20), geometry=None)
+    model = small_model("primal_dual", A=dense(A))
+    assert model.with_calibration(bdgd.calibrate(model, scans, draws=2)).calibration is not None
+
+
+def test_an_operator_of_another_geometry_leaves_the_calibration_out(calibration: Calibration, tmp_path: Path) -> None:
+    save(small_model().with_calibration(calibration), tmp_path / "model.safetensors")
+    turned = RayTransform(replace(small_transform().geometry, angles=tuple(angle + 0.1 for angle in small_transform().geometry.angles)))
+    assert load(tmp_path / "model.safetensors", operator=turned).calibration is None
+    assert load(tmp_path / "model.safetensors", operator=dense(small_transform())).calibration == calibration
+    with pytest.raises(InputError, match="another geometry"):
+        small_model(A=turned).with_calibration(calibration)
+
+
+def test_with_calibration_makes_a_new_model(calibration: Calibration) -> None:
+    model = small_model()
+    assert model.with_calibration(calibration).calibration == calibration and model.calibration is None
+    assert model.with_calibration(calibration).with_calibration(None).calibration is None
+
+
+def test_it_travels_with_the_model(calibration: Calibration, tmp_path: Path) -> None:
+    model = small_model().with_calibration(calibration)
+    save(model, tmp_path / "model.safetensors")
+    again = load(tmp_path / "model.safetensors")
+    assert again.calibration == calibration
+    y = some_sinograms(model.A)
+    for ours, theirs in zip(reconstruct(model, y, DRAWS).interval(0.8), reconstruct(again, y, DRAWS).interval(0.8), strict=True):
+        torch.testing.assert_close(theirs, ours, rtol=0, atol=0)
+
+
+def test_a_calibration_in_a_file_that_does_not_fit_is_refused(calibration: Calibration, tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save(small_model().with_calibration(calibration), path)
+    tensors, header = read_tensors(path)
+    values = header["calibration"]
+    for change, message in (({"colour": "red"}, "unknown key 'colour'"), ({"weights": "0" * 16}, "other weights")):
+        write_tensors(path, tensors, header | {"calibration": values | change})
+        with pytest.raises(InputError, match=message):
+            load(path)
+    write_tensors(path, tensors, header | {"calibration": {name: v for name, v in values.items() if name != "draws"}})
+    with pytest.raises(InputError, match="not complete"):
+        load(path)
+
+
+def test_files_say_whether_older_versions_can_read_them(calibration: Calibration, tmp_path: Path) -> None:
+    for model, form in ((small_model(), 1), (small_model().with_calibration(calibration), 2)):
+        save(model, tmp_path / "model.safetensors")
+        assert read_tensors(tmp_path / "model.safetensors")[1]["format"] == form
+
+
+def test_a_calibration_is_plain_data(calibration: Calibration) -> None:
+    assert calibration_from_dict(json.loads(json.dumps(calibration.to_dict()))) == calibration
+
+
+def test_the_generator_decides() -> None:
+    made = [bdgd.calibrate(small_model(), small_scans(20), draws=2, generator=torch.Generator().manual_seed(s)) for s in (0, 0, 1)]
+    assert made[0] == made[1] != made[2]
+    assert made[0].images == 10 and made[0].levels[-1] == max(level for level in LEVELS if allowed_loss(level, 10) >= -1e-12)
+
+
+def test_miscoverage_counts_where_intervals_miss() -> None:
+    truth = torch.zeros(1, 1, 6, 6)
+    truth[..., 2:, :] = 1.0
+    mean = truth.clone()
+    mean[..., 2, :] = 0.5  # the first row of the object is wrong
+    mean[0, 0, 0, 0] = 0.7  # and one pixel of the background
+    std = torch.full_like(truth, 0.1)
+    posterior = bdgd.Posterior(mean, torch.zeros_like(std), std**2, 1, 0, lambda: iter([mean]), ScaleMixture.gaussian(std**2))
+    misses = Miscoverage(0.9)
+    misses.add(posterior, truth)
+    assert misses.per_image().tolist() == [0.25] and misses.on_edges() == 1.0 and misses.in_background() == pytest.approx(1 / 12)
+    assert bool(misses.spatial()[:2].isnan().all()) and misses.spatial()[2].tolist() == [1.0] * 6 and float(misses.spatial()[3:].sum()) == 0
+    edges, share, count = misses.by_width()
+    stratum = int(torch.bucketize(torch.tensor(0.329, dtype=torch.float64), edges))
+    assert int(count[stratum]) == 24 and float(share[stratum]) == 0.25
+    assert edge_mask(truth)[0, 0].any(1).tolist() == [False, True, True, False, False, False]
