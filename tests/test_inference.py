@@ -562,3 +562,25 @@ def test_posteriors_after_several_blocks_are_those_of_shorter_cascades() -> None
         assert all(torch.equal(a, b) for a, b in zip(posterior.draws(), single.draws(), strict=True))
     with pytest.raises(InputError, match="at most"):
         reconstruct_blocks(model, y, (last + 1,))
+
+
+def test_the_error_of_a_standard_deviation_is_that_of_repeated_samples() -> None:
+    g = torch.Generator().manual_seed(0)
+    for draw in (lambda: torch.randn(400, generator=g), lambda: torch.rand(400, generator=g).log().neg()):  # normal; exponential, heavy
+        moments, samples = Moments(fourth=True), []
+        for _ in range(400):
+            samples.append(draw())
+            moments.add(samples[-1])
+        stds = torch.stack(samples).std(0)  # of 400 values each, in 400 pixels
+        assert moments.error_of_std() == pytest.approx(float(stds.std() / stds.mean()), rel=0.15)
+
+
+def test_sampling_stops_once_the_error_is_small_and_replays_what_it_made() -> None:
+    model = small_model()
+    y = some_sinograms(model.A, 2)
+    posterior = reconstruct(model, y, draws=200, tolerance=0.12)
+    assert posterior.number % sampling.CHECK == 0 and 20 <= posterior.number <= 120  # about 1 / (2 * 0.12^2) = 35 for normal draws
+    assert len(list(posterior.draws())) == posterior.number
+    assert torch.equal(posterior.mean, reconstruct(model, y, draws=posterior.number).mean)
+    with pytest.raises(InputError, match="tolerance must be"):
+        reconstruct(model, y, draws=5, tolerance=0.0)

@@ -3,8 +3,9 @@
 from bdgd.inference.alarm import Alarm, alarm
 from bdgd.inference.calibrating import calibrate
 from bdgd.inference.miscoverage import Miscoverage, edge_mask
+from bdgd.inference.moments import Moments
 from bdgd.inference.posterior import Area, Posterior, Region
-from bdgd.inference.sampling import Moments, reconstruct, reconstruct_blocks
+from bdgd.inference.sampling import reconstruct, reconstruct_blocks
 
 __all__ = [
     "Alarm",

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bdgd.checks import InputError, require_choice, require_count
+from bdgd.checks import InputError, require_choice, require_count, require_positive
+from bdgd.inference.moments import Moments
 from bdgd.inference.posterior import Origin, Posterior
 from bdgd.keyed import keyed_generator, seed_from
 from bdgd.models import DeepGradientDescent, GradientBlock, Reconstructor, ScaleMixture, State
@@ -19,6 +20,8 @@ from bdgd.models.last_layers import PointLayer
 FILL = 1 << 23
 #: Draws that go together on a CPU. Always as many, even where fewer are asked for: rounding depends on the batch, and draws must not.
 CPU_DRAWS = 4
+#: Draws between two looks at the Monte-Carlo error.
+CHECK = 10
 
 
 def reconstruct(
@@ -30,6 +33,7 @@ def reconstruct(
     draw: str = "weights",
     blocks: int | None = None,
     precision: str = "auto",
+    tolerance: float | None = None,
     on_draw: Callable[[Tensor], None] | None = None,
 ) -> Posterior:
     """The posterior of the images behind sinograms y (B, 1, V, D), from `draws` Monte-Carlo draws.
@@ -37,10 +41,12 @@ def reconstruct(
     draw: "weights" draws each block's weights once per draw, for the whole image; "pixels" draws the output of each last
     layer independently in every pixel, as the authors' code does. blocks: use only the first blocks of the cascade.
     precision: "auto" computes the features of the blocks in bfloat16 on a GPU, as in training; "float32" everywhere the same.
+    tolerance: stop before all draws are made once the relative Monte-Carlo error of the epistemic std is below this.
     on_draw: called with each draw (B, 1, H, W) once it is there, for whoever shows the progress or looks at draws.
     """
     used = _length(model) if blocks is None else blocks
-    return reconstruct_blocks(model, y, (used,), draws, generator=generator, draw=draw, precision=precision, on_draw=on_draw)[used]
+    options = {"generator": generator, "draw": draw, "precision": precision, "tolerance": tolerance, "on_draw": on_draw}
+    return reconstruct_blocks(model, y, (used,), draws, **options)[used]  # type: ignore[arg-type]
 
 
 def reconstruct_blocks(
@@ -52,6 +58,7 @@ def reconstruct_blocks(
     generator: torch.Generator | None = None,
     draw: str = "weights",
     precision: str = "auto",
+    tolerance: float | None = None,
     on_draw: Callable[[Tensor], None] | None = None,
 ) -> dict[int, Posterior]:
     """The posteriors after several blocks, counted from 1, from the same draws in one pass: how the image comes about."""
@@ -62,12 +69,17 @@ def reconstruct_blocks(
     seed, at = seed_from(generator), _chosen_blocks(model, at)
     frozen = model.snapshot().to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # faster convolutions
     sinograms = y.detach().clone(memory_format=torch.contiguous_format)  # what is replayed must not change
-    running = [Moments() for _ in at]
+    limit = None if tolerance is None else require_positive(tolerance, "tolerance")
+    running = [Moments(fourth=limit is not None) for _ in at]
     for images in _draws(frozen, sinograms, count, seed, draw, at, fast):
         for moments_, image in zip(running, images, strict=True):
             moments_.add(image)
         if on_draw is not None:
             on_draw(images[-1])
+        made = running[-1].count
+        if limit is not None and made % CHECK == 0 and running[-1].error_of_std() < limit:
+            count = made
+            break
 
     def replay(block: int) -> Callable[[], Iterator[Tensor]]:
         return lambda: (images[0] for images in _draws(frozen, sinograms, count, seed, draw, (block,), fast))
@@ -102,29 +114,6 @@ def _chosen_blocks(model: Reconstructor, at: Sequence[int]) -> tuple[int, ...]:
     if not chosen or chosen[-1] > available:
         raise InputError(f"blocks must be at most {available}, the length of the cascade, got {chosen[-1] if chosen else 'none'}")
     return chosen
-
-
-class Moments:
-    """Mean and variance of a stream of tensors by Welford's update, in float64; memory does not grow with its length."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def add(self, value: Tensor) -> None:
-        self.count, self.dtype, value = self.count + 1, value.dtype, value.double()
-        if self.count == 1:
-            self._mean, self._squares = value, torch.zeros_like(value)
-            return
-        step = value - self._mean
-        self._mean = self._mean + step / self.count
-        self._squares = self._squares + step * (value - self._mean)
-
-    def mean(self) -> Tensor:
-        return self._mean.to(self.dtype)
-
-    def variance(self) -> Tensor:
-        """S - 1 in the denominator; 0 for one draw."""
-        return (self._squares / max(self.count - 1, 1)).to(self.dtype)
 
 
 @torch.no_grad()
