@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from collections.abc import Callable
@@ -83,7 +84,7 @@ def bench(
 
 def _chosen(only: list[Part] | None, quality: bool, where: torch.device) -> list[Part]:
     """The parts to measure: those asked for, or all but the quality."""
-    parts = list(dict.fromkeys(only)) if only else [part for part in Part if part is not Part.quality]
+    parts: list[Part] = list(dict.fromkeys(only)) if only else [part for part in Part if part is not Part.quality]
     if quality and Part.quality not in parts:
         parts.append(Part.quality)
     if Part.quality in parts and where.type != "cuda":
@@ -97,8 +98,13 @@ def _measured(measure: Callable[[torch.device], Results], where: torch.device) -
     found = measure(where)
     seconds = round(time.perf_counter() - start, 1)
     versions = {package: version_of(package) for package in PACKAGES}
-    threads = torch.get_num_threads()
-    return {**found, "provenance": {**provenance(0, where), "seconds": seconds, "versions": versions, "threads": threads}}
+    busy = {"threads": torch.get_num_threads(), "load": _load()}
+    return {**found, "provenance": {**provenance(0, where), "seconds": seconds, "versions": versions, **busy}}
+
+
+def _load() -> float | None:
+    """How many processes want a core, on average over the last minute: times mean little where that is more than there are."""
+    return round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None
 
 
 def _projector(where: torch.device) -> Results:
@@ -161,8 +167,11 @@ def _fill(page: Path, results: Results, figure: Any) -> None:
     made = speed.tables(results["parts"], results["gpu"])
     origins = {str(part["provenance"]["commit"])[:10] + f", {part['provenance']['date'][:10]}" for part in results["parts"].values()}
     seconds = sum(part["provenance"]["seconds"] for part in results["parts"].values())
+    busy = [part["provenance"] for part in results["parts"].values()]
+    threads, loads = max(part["threads"] for part in busy), [part["load"] for part in busy if part["load"] is not None]
+    work = f", {threads} threads, load up to {max(loads):g}" if loads and not results["gpu"] else ""
     lines = [
-        f"*Measured on {results['hardware']} in {seconds:.0f} s (commit {'; '.join(sorted(origins))}).*",
+        f"*Measured on {results['hardware']} in {seconds:.0f} s{work} (commit {'; '.join(sorted(origins))}).*",
         speed.markdown(made[-1:]),
         f"![Times faster than each peer; growth of time; growth of memory]({picture.relative_to(page.parent).as_posix()})",
         speed.markdown(made[:-1]),

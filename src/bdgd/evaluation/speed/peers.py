@@ -24,7 +24,13 @@ class Peer(LinearOperator):
 
     def __init__(self, name: str, domain: tuple[int, ...], range_: tuple[int, ...], forward: Map, adjoint: Map, device: torch.device):
         super().__init__(domain, range_, device)
-        self.name, self._apply, self._adjoint = name, forward, adjoint  # type: ignore[method-assign]
+        self.name, self._forward, self._backward = name, forward, adjoint
+
+    def _apply(self, x: Tensor) -> Tensor:
+        return self._forward(x)
+
+    def _adjoint(self, y: Tensor) -> Tensor:
+        return self._backward(y)
 
 
 class Missing(Exception):

@@ -38,20 +38,21 @@ def _draw_ratios(axes: Axes, rows: list[dict[str, Any]]) -> None:
     for size, views in sorted({(row["size"], row["views"]) for row in ours}):
         for number, peer in enumerate(PEERS):
             for row in reversed([row for row in ours if (row["size"], row["views"]) == (size, views)]):
-                found = [ratio(rows, row, peer, direction) for direction in ("forward", "adjoint")]
-                if None not in found:
-                    labels.append(f"{size}², {views} views, {row['images']} images\n{peer}")
+                found = [times for way in ("forward", "adjoint") if (times := ratio(rows, row, peer, way)) is not None]
+                if len(found) == 2:
+                    labels.append(f"{size}², {views} views, batch {row['images']}\n{peer}")
                     values.append(found)
                     colours.append(f"C{number}")
                     break
     for place, (value, colour) in enumerate(zip(values, colours, strict=True)):
-        axes.barh(place - 0.2, value[0], 0.38, color=colour)
-        axes.barh(place + 0.2, value[1], 0.38, color=colour, alpha=0.5)
+        axes.barh(place - 0.2, value[0] - 1, 0.38, left=1, color=colour)  # to the left where the peer is faster
+        axes.barh(place + 0.2, value[1] - 1, 0.38, left=1, color=colour, alpha=0.5)
     axes.axvline(1, color=_GRAY, lw=1)
     axes.set(yticks=range(len(labels)), xlabel="times faster (solid: forward, pale: adjoint)", title="Projector against its peers")
     axes.set_yticklabels(labels, fontsize=7)
     if values:
         axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:g}")
         axes.invert_yaxis()
     _tidy(axes)
 

@@ -14,8 +14,9 @@ from bdgd.operators import LinearOperator, ParallelBeam, RayTransform, adjoint_m
 #: Pixels on a side with views; images of a batch.
 CASES = ((128, 30), (256, 60), (512, 360))
 BATCHES = (1, 16, 64, 1000)
-#: Seconds of one call beyond which a larger batch is left out, and the part of a GPU's memory that it may take.
-LIMIT, SHARE = 2.0, 0.3
+#: Seconds beyond which a call on a larger batch is left out, and the part of a GPU's memory that it may take. From so many images on
+#: time is linear in them; below, a large part of it is for what all images share, and a larger batch is tried.
+LIMIT, SHARE, LINEAR_FROM = 2.0, 0.3, 16
 
 
 def projector_rows(device: torch.device, size: int, views: int, batches: Sequence[int] = BATCHES, limit: float = LIMIT) -> Iterator[Row]:
@@ -60,12 +61,13 @@ def _peer_rows(name: str, geometry: ParallelBeam, device: torch.device, case: Ro
 
 def _over_batches(A: LinearOperator, row: Row, batches: Sequence[int], limit: float) -> Iterator[Row]:
     """The operator on ever larger batches, until a call would take too long or too much memory."""
-    slowest = 0.0  # seconds per image of the batch before
+    before, seconds = 1, 0.0  # the last batch and its slower call
     for batch in batches:
-        if slowest * batch > limit or not _fits(A, batch):
+        expected = seconds if batch <= LINEAR_FROM else seconds * batch / before
+        if expected > limit or not _fits(A, batch):
             return
         measured = _measure(A, batch, row)
-        slowest = 1 / min(measured["forward"], measured["adjoint"])
+        before, seconds = batch, batch / min(measured["forward"], measured["adjoint"])
         yield measured
 
 
