@@ -30,9 +30,11 @@ TINY = speed.Sizes(
     blocks=(1, 2),
     trained_blocks=(1, 2),
     trained_images=16,
+    trained_epochs=1,
     sides=(16, 32),
     views=(3, 6),
     projected=2,
+    together=1,
     fixed=1,
 )
 

@@ -17,8 +17,8 @@ from bdgd.models import DeepGradientDescent, LearnedPrimalDual
 from bdgd.operators import ParallelBeam, RayTransform
 from bdgd.training import finetune_jointly, train_directly, train_greedily
 
-#: Calls at every point, after one that does not count.
-ROUNDS = {"cuda": 5, "cpu": 2}
+#: Calls at every point, after one that does not count: at least and at most so many, as long as all points together take so many seconds.
+LEAST, MOST, SECONDS = 2, 10, 6.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,10 +31,12 @@ class Sizes:
     blocks: Sequence[int]  # of sampling
     trained_blocks: Sequence[int]
     trained_images: int
+    trained_epochs: int
     sides: Sequence[int]
     views: Sequence[int]
     projected: int  # images that are projected together
-    fixed: int  # images, draws and blocks where they do not vary
+    together: int  # images where draws or blocks vary
+    fixed: int  # draws and blocks where they do not vary
 
 
 GPU = Sizes(
@@ -43,10 +45,12 @@ GPU = Sizes(
     draws=(25, 50, 100, 200),
     blocks=(5, 10, 20),
     trained_blocks=(2, 4, 8),
-    trained_images=1024,
+    trained_images=4096,
+    trained_epochs=2,
     sides=(256, 362, 512),
     views=(60, 120, 240),
     projected=64,
+    together=32,
     fixed=8,
 )
 CPU = Sizes(
@@ -56,9 +60,11 @@ CPU = Sizes(
     blocks=(5, 10, 20),
     trained_blocks=(2, 4, 8),
     trained_images=16,
+    trained_epochs=1,
     sides=(128, 181, 256),
     views=(30, 60, 120),
     projected=8,
+    together=2,
     fixed=2,
 )
 
@@ -73,10 +79,10 @@ def growth_rows(device: torch.device, sizes: Sizes) -> Iterator[Row]:
     many, few = sizes.fixed * 4, sizes.fixed
     time_of = partial(_times, device)
     yield time_of("sampling", "images", sizes.images, lambda n: sampling(n, few, few))
-    yield time_of("sampling", "draws", sizes.draws, lambda n: sampling(few, n, few))
-    yield time_of("sampling", "blocks", sizes.blocks, lambda n: sampling(few, many, n))
+    yield time_of("sampling", "draws", sizes.draws, lambda n: sampling(sizes.together, n, few))
+    yield time_of("sampling", "blocks", sizes.blocks, lambda n: sampling(sizes.together, many, n))
     scans = _scans(device, sizes.trained_images, sizes.size)
-    yield time_of("greedy training", "blocks", sizes.trained_blocks, partial(_greedy, scans))
+    yield time_of("greedy training", "blocks", sizes.trained_blocks, lambda k: _greedy(scans, k, sizes.trained_epochs))
     yield time_of("projector", "pixels", [n * n for n in sizes.sides], lambda p: _projector(device, sizes, round(p**0.5)))
     yield time_of("projector", "views", sizes.views, lambda n: _projector(device, sizes, sizes.sides[-1], n))
     for name, training in (("greedy training", _greedy), ("joint fine-tuning", _joint), ("learned primal-dual", _direct)):
@@ -89,7 +95,9 @@ def _times(device: torch.device, what: str, against: str, values: Sequence[int],
     jobs = [prepare(value) for value in values]
     for job in jobs:
         job()
-    rounds = [[once(job, device) for job in jobs] for _ in range(ROUNDS[device.type])]
+    rounds: list[list[float]] = []
+    while len(rounds) < LEAST or (len(rounds) < MOST and sum(map(sum, rounds)) < SECONDS):
+        rounds.append([once(job, device) for job in jobs])
     return _curve(what, against, "seconds", list(zip(values, map(min, zip(*rounds, strict=True)), strict=True)))
 
 
@@ -107,7 +115,7 @@ def _projector(device: torch.device, sizes: Sizes, side: int, views: int | None 
 
 def _scans(device: torch.device, images: int, size: int) -> Scans:
     A = RayTransform(ParallelBeam.sparse(image_size=size), device)
-    x = random_ellipses(images, size, generator=keyed_generator(0, "bench images")).to(device)
+    x = random_ellipses(images, size, generator=keyed_generator(0, "bench images"), device=device)
     return simulate(A, x, GaussianNoise(0.01), generator=keyed_generator(0, "bench noise")).to(device)
 
 
@@ -116,12 +124,12 @@ def _operator(scans: Scans) -> RayTransform:
     return RayTransform(scans.geometry, scans.sinograms.device)
 
 
-def _greedy(scans: Scans, blocks: int) -> Job:
-    """One epoch for each block; fresh ones, since a block that starts from another may be trained twice."""
+def _greedy(scans: Scans, blocks: int, epochs: int = 1) -> Job:
+    """Some epochs for each block; fresh ones, since a block that starts from another may be trained twice."""
     model = DeepGradientDescent(_operator(scans), blocks)
 
     def job() -> None:
-        train_greedily(model, scans, epochs=1, initialise="fresh")
+        train_greedily(model, scans, epochs=epochs, initialise="fresh")
 
     return job
 

@@ -108,7 +108,7 @@ def _direct(function: Any, projector: int, volume: Tensor, sinograms: Tensor) ->
     torch.cuda.current_stream(volume.device).synchronize()  # ASTRA has a stream of its own
     try:
         function(projector, volume, sinograms)
-    except TypeError:
+    except Exception:  # what it raises has changed from version to version
         from astra.pythonutils import GPULink
 
         function(projector, *(GPULink(t.data_ptr(), *reversed(t.shape), 4 * t.shape[2]) for t in (volume, sinograms)))

@@ -29,6 +29,6 @@ def sampling_row(device: torch.device, images: int, draws: int = 100, blocks: in
 def cascade(device: torch.device, images: int, blocks: int, size: int = 128) -> tuple[DeepGradientDescent, Tensor]:
     """A fresh cascade and sinograms of ellipse images to feed it with."""
     A = RayTransform(ParallelBeam.sparse(image_size=size), device)
-    x = random_ellipses(images, size, generator=keyed_generator(0, "bench images")).to(device)
+    x = random_ellipses(images, size, generator=keyed_generator(0, "bench images"), device=device)
     y = simulate(A, x, GaussianNoise(0.01), generator=keyed_generator(0, "bench noise")).sinograms
     return DeepGradientDescent(A, blocks), y

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bdgd.data import GaussianNoise, random_ellipses, simulate
-from bdgd.evaluation.speed.measuring import Row, peak_memory, timed
+from bdgd.evaluation.speed.measuring import Job, Row, peak_memory, timed
 from bdgd.keyed import keyed_generator
 from bdgd.models import DeepGradientDescent, GradientBlock
 from bdgd.operators import ParallelBeam, RayTransform
@@ -23,7 +23,7 @@ Data = tuple[Tensor, Tensor, Tensor]
 def training_data(device: torch.device, images: int, size: int = 128) -> Data:
     """What the first block of the cascade is trained on: FBP of ellipse images, the misfit's gradient there, the truth."""
     A = RayTransform(ParallelBeam.sparse(image_size=size), device)
-    truth = random_ellipses(images, size, generator=keyed_generator(SEED, "bench images")).to(device)
+    truth = random_ellipses(images, size, generator=keyed_generator(SEED, "bench images"), device=device)
     y = simulate(A, truth, GaussianNoise(0.01), generator=keyed_generator(SEED, "bench noise")).sinograms
     state = DeepGradientDescent(A, 1, gradient_scale=61.0).begin(y)
     return state.x.contiguous(), state.gradient.contiguous(), truth
@@ -31,13 +31,16 @@ def training_data(device: torch.device, images: int, size: int = 128) -> Data:
 
 def training_rows(device: torch.device, data: Data, batches: Sequence[int]) -> Iterator[Row]:
     """Images per second and bytes of an epoch, for each batch ours and the plain loop's."""
+
+    def plain(batch: int) -> Job:
+        return PlainLoop(data, batch).epoch
+
+    def ours(batch: int) -> Job:
+        return partial(_trainer(data, batch, epochs=1).fit, "bench")
+
     for batch in batches:
-        plain = PlainLoop(data, batch)
-        yield {"batch": batch, "by": "plain eager loop"} | _epoch(plain.epoch, device, len(data[0]))
-        del plain
-        trainer = _trainer(data, batch, epochs=1)
-        yield {"batch": batch, "by": "bdgd"} | _epoch(partial(trainer.fit, "bench"), device, len(data[0]))
-        del trainer
+        for by, make in (("plain eager loop", plain), ("bdgd", ours)):
+            yield {"batch": batch, "by": by} | _epoch(partial(make, batch), device, len(data[0]))
 
 
 def loss_curves(data: Data, batch: int, steps: int = 50) -> Row:
@@ -92,9 +95,9 @@ def _trainer(data: Data, batch: int, epochs: int) -> Trainer:
     return Trainer(objective, Schedule(epochs=epochs, batch=batch), seed=SEED)
 
 
-def _epoch(job: Callable[[], None], device: torch.device, images: int) -> Row:
-    """The rate of a job that goes through all images, and its memory beyond the images."""
-    seconds = timed(job, device, seconds=1.0, most=3)
+def _epoch(make: Callable[[], Job], device: torch.device, images: int) -> Row:
+    """The rate of a job that goes through all images, and its memory beyond the images: that of a captured step is taken at its capture."""
     with peak_memory(device) as peak:
+        job = make()
         job()
-    return {"rate": images / seconds, "memory": peak.bytes}
+    return {"rate": images / timed(job, device, seconds=1.0, most=3), "memory": peak.bytes}
