@@ -217,9 +217,9 @@ def verdicts(parts: speed.Parts, on_gpu: bool = True) -> dict[str, str]:
 
 def test_bars_are_met_by_what_is_fast_enough_and_not_by_what_is_not() -> None:
     fast = verdicts(measured_parts(11.0))
-    assert {what for what, verdict in fast.items() if verdict != "met"} == {"sampling, 100 draws, 10 blocks, one image, CPU"}
+    assert {what for what, verdict in fast.items() if verdict != "met"} == {"sampling, 100 x 10, one image, CPU"}
     slow = verdicts(measured_parts(1.5))
-    assert slow["training, batch 128: times the plain loop"] == slow["training, batch 32: times the plain loop"] == "not met"
+    assert slow["training, batch 128: x plain loop"] == slow["training, batch 32: x plain loop"] == "not met"
     assert all(verdict == "not met" for what, verdict in slow.items() if "ASTRA" in what)
 
 
@@ -237,8 +237,8 @@ def test_too_low_a_quality_misses_its_bar_however_fast() -> None:
 def test_what_was_not_measured_is_neither_met_nor_missed() -> None:
     assert set(verdicts({}).values()) == {"not measured here"}
     on_cpu = verdicts(measured_parts(11.0), on_gpu=False)
-    assert on_cpu["training, batch 128: times the plain loop"] == "not measured here"
-    assert on_cpu["projector, 512²/360/16: times ASTRA, CPU"] == "met"
+    assert on_cpu["training, batch 128: x plain loop"] == "not measured here"
+    assert on_cpu["projector, 512²/360/16: x ASTRA, CPU"] == "met"
 
 
 # The command

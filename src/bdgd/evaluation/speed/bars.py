@@ -48,16 +48,14 @@ def _training(parts: Parts, on_gpu: bool) -> Iterator[Bar]:
         rate = {row["by"]: row["rate"] for row in rows if row["batch"] == batch}
         faster = rate["bdgd"] / rate["plain eager loop"] if rate else None
         yield _bar(
-            f"training, batch {batch}: times the plain loop",
+            f"training, batch {batch}: x plain loop",
             f"at least {least:g}",
             f"{faster:.1f}" if faster else None,
             bool(faster and faster >= least),
         )
     curve = parts.get("training", {}).get("curve")
     apart = curve["difference"] if curve and on_gpu else None
-    yield _bar(
-        "training: loss curve off the plain loop's by", "within 1 %", f"{apart:.2%}" if apart is not None else None, (apart or 0) <= 0.01
-    )
+    yield _bar("training: loss off the plain loop's", "within 1 %", f"{apart:.2%}" if apart is not None else None, (apart or 0) <= 0.01)
 
 
 def _quality(parts: Parts) -> Iterator[Bar]:
@@ -65,7 +63,7 @@ def _quality(parts: Parts) -> Iterator[Bar]:
     ellipses, head = PAPER["sparse30"]["BDGD-MFVI"]
     reached = bool(found and found["ellipses_psnr"] >= ellipses and found["shepp_logan_psnr"] >= head)
     text = f"{found['ellipses_psnr']:.2f} / {found['shepp_logan_psnr']:.2f} dB" if found else None
-    yield _bar("short training: ellipses / Shepp-Logan", f"{ellipses:.2f} / {head:.2f} dB", text, reached)
+    yield _bar("short training: PSNR, both kinds", f"{ellipses:.2f} / {head:.2f} dB", text, reached)
     for state, most in (("warm", 25), ("cold", 45)):  # a fast training to less than that is worth nothing
         text = f"{found[state]:.1f} s" if found else None
         yield _bar(f"short training, {state} compile cache", f"{most} s", text, reached and bool(found and found[state] <= most))
@@ -76,7 +74,7 @@ def _sampling(parts: Parts, on_gpu: bool) -> Iterator[Bar]:
     for here, what, images, most in ((on_gpu, "101 images, GPU", 101, 1.2), (not on_gpu, "one image, CPU", 1, 12.0)):
         seconds = row["seconds"] if row and here and (row["images"], row["draws"], row["blocks"]) == (images, 100, 10) else None
         text = f"{seconds:.2f} s" if seconds is not None else None
-        yield _bar(f"sampling, 100 draws, 10 blocks, {what}", f"{most:g} s", text, (seconds or 0) <= most)
+        yield _bar(f"sampling, 100 x 10, {what}", f"{most:g} s", text, (seconds or 0) <= most)
 
 
 def _projector(parts: Parts, on_gpu: bool) -> Iterator[Bar]:
@@ -90,12 +88,12 @@ def _projector(parts: Parts, on_gpu: bool) -> Iterator[Bar]:
     yield _bar("projector: adjoint mismatch", "under 1e-5", f"{worst:.0e}" if worst is not None else None, (worst or 0) < 1e-5)
     memory = [row["memory"] for row in ours if (row["size"], row["views"], row["images"]) == (512, 360, 16) and row["memory"] is not None]
     text = f"{memory[0] / 1e6:.0f} MB" if memory else None
-    yield _bar("projector, 512²/360/16: beyond in and output", "under 200 MB", text, bool(memory and memory[0] < 200e6))
+    yield _bar("projector, 512²/360/16: memory", "under 200 MB", text, bool(memory and memory[0] < 200e6))
 
 
 def _against(rows: list[Row], peer: str, size: int, views: int, images: int, least: float) -> Bar:
     """The slower direction of the default strategy against a peer."""
-    what, wanted = f"projector, {size}²/{views}/{images}: times {peer}", f"at least {least:g}"
+    what, wanted = f"projector, {size}²/{views}/{images}: x {peer}", f"at least {least:g}"
     mine = [row for row in rows if row["default"] and (row["size"], row["views"], row["images"]) == (size, views, images)]
     if not mine:
         return _bar(what, wanted, None)
@@ -115,4 +113,4 @@ def _growth(parts: Parts) -> Iterator[Bar]:
     memory = {row["what"]: row["slope"] for row in rows if row["measured"] == "bytes"}
     text = " / ".join(f"{value:.2f}" for value in memory.values()) or None
     good = bool(memory) and abs(memory["greedy training"]) <= FLAT
-    yield _bar("memory with blocks, greedy / joint / LPD: slope", "0 / any / any", text, good)
+    yield _bar("memory, greedy / joint / LPD: slope", "0 / any / any", text, good)

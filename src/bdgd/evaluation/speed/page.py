@@ -56,7 +56,7 @@ def _projector(rows: list[Row]) -> list[Table]:
     for size, views in dict.fromkeys((row["size"], row["views"]) for row in rows):
         lines = []
         for row in (row for row in rows if (row["size"], row["views"]) == (size, views)):
-            name = row["by"] + (" (default)" if row["default"] else "")
+            name = row["by"].removeprefix("bdgd, ") + (" *" if row["default"] else "")
             if row["forward"] is None:
                 lines.append((name, "", row["note"].partition(":")[0], "", "", "", "", ""))
                 continue
@@ -64,7 +64,7 @@ def _projector(rows: list[Row]) -> list[Table]:
             times = [_pair([ratio(rows, row, peer, way) for way in ("forward", "adjoint")], row, peer) for peer in (ASTRA_CPU, ASTRA_GPU)]
             mismatch = f"{row['mismatch']:.0e}"
             lines.append((name, images, _number(row["forward"]), _number(row["adjoint"]), *times, mismatch, _size(row.get("memory"))))
-        made.append(Table(f"Projector, {size} x {size} pixels, {views} views", columns, lines))
+        made.append(Table(f"Projector, {size} x {size} pixels, {views} views (ours: matrix and matrix-free; * default)", columns, lines))
     return made
 
 

@@ -148,5 +148,5 @@ def _skimage(geometry: ParallelBeam, device: torch.device, images: int) -> Peer:
     return Peer(SKIMAGE, (1, size, size), shape, forward, adjoint, torch.device("cpu"))
 
 
-ASTRA_CPU, ASTRA_GPU, DEEPINV, SKIMAGE = "ASTRA, CPU", "ASTRA, GPU", "deepinv", "scikit-image, CPU"
+ASTRA_CPU, ASTRA_GPU, DEEPINV, SKIMAGE = "ASTRA, CPU", "ASTRA, GPU", "deepinv", "scikit-image"
 PEERS: dict[str, Maker] = {ASTRA_CPU: _astra_cpu, ASTRA_GPU: _astra_gpu, DEEPINV: _deepinv, SKIMAGE: _skimage}
