@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 SOURCE = Path(__file__).resolve().parents[1] / "src"
-HEAVY = ["matplotlib", "skimage", "h5py", "typer", "rich"]
+HEAVY = ["matplotlib", "skimage", "h5py", "typer", "rich", "scipy", "triton"]
 SECONDS_BEYOND_TORCH = 2.0  # what a user must not wait longer than, the measurement being the best of three
 
 PROGRAM = """

@@ -2,52 +2,179 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import time
+from collections.abc import Callable
 from dataclasses import asdict
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
 
+from bdgd.apps.bench_quality import measure_quality
 from bdgd.apps.console import Output
-from bdgd.apps.options import Device, choose_device, require_writable
-from bdgd.apps.provenance import hardware, provenance
-from bdgd.evaluation.speed import Timing, projector_timings, sampling_timings, training_timings
+from bdgd.apps.options import Device, choose_device, make_folder, require_writable
+from bdgd.apps.provenance import hardware, provenance, version_of
+from bdgd.checks import InputError
+from bdgd.evaluation import save_figure, speed
+from bdgd.evaluation.tables import insert
 from bdgd.storage import write_json
+
+#: What is measured beside, or with; their versions go into the file.
+PACKAGES = ("triton", "astra-toolbox", "deepinv", "scikit-image", "numpy", "scipy")
+
+Results = dict[str, Any]
+
+
+class Part(StrEnum):
+    """What can be measured apart; its numbers join those of the other parts in the same file."""
+
+    projector = "projector"
+    training = "training"
+    sampling = "sampling"
+    growth = "growth"
+    quality = "quality"
 
 
 def bench(
     out: Output,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="A JSON file for the numbers.")] = None,
-    large: Annotated[bool, typer.Option("--large", help="Also 512 x 512 pixels with 360 views, which needs 3 GB.")] = False,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The folder for the numbers and the plot.")] = Path("results/bench"),
+    only: Annotated[list[Part] | None, typer.Option("--only", help="Measure this part alone and keep the numbers of the others.")] = None,
+    quality: Annotated[
+        bool, typer.Option("--quality", help="Also the time to the paper's quality: two whole trainings, on a GPU.")
+    ] = False,
+    page: Annotated[
+        Path | None, typer.Option("--page", help="A Markdown page with <!-- speed-cpu --> ... <!-- /speed-cpu -->, or gpu, to fill.")
+    ] = None,
     device: Device = "auto",
 ) -> None:
-    """Measure the inner loops: the projector against ASTRA and scikit-image, a training step against a plain loop, sampling."""
+    """Measure the inner loops beside ASTRA, deepinv, scikit-image and a plain training loop, and how they grow.
+
+    Writes FOLDER/DEVICE.json and a plot, and says which of the project's own requirements are met on this machine.
+    """
     where = choose_device(device)
-    if output is not None:
-        require_writable(output)
-    timings = _measure(out, where, large)
-    columns = ("what", "by", "images per second", "times faster")
-    rows = [(t.what, t.by, _rate(t), f"{t.ratio:.1f} than {t.against}" if t.ratio else "") for t in timings]
-    out.table(columns, rows, f"on {hardware(where)}", right=columns[2:3])
-    if output is not None:
-        write_json(output, {"timings": [asdict(t) for t in timings], "provenance": provenance(0, where)})
-        out.say(f"wrote {output}")
+    parts = _chosen(only, quality, where)
+    name = _file_name(hardware(where))
+    path = make_folder(output) / f"{name}.json"
+    if page is not None:
+        require_writable(page)
+    results = _earlier(path) or {"hardware": hardware(where), "gpu": where.type == "cuda", "parts": {}}
+    with out.progress("measuring", len(parts)) as step:
+        for part in parts:
+            results["parts"][part.value] = _measured(_JOBS[part], where)
+            step(1, part.value)
+    results["bars"] = [asdict(bar) for bar in speed.bars(results["parts"], results["gpu"])]
+    write_json(path, results)
+    figure = speed.speed_figure(results["parts"], results["hardware"])
+    save_figure(figure, path.with_suffix(".png"))
+    for table in speed.tables(results["parts"], results["gpu"]):
+        out.table(table.columns, table.rows, table.title, right=table.columns[table.left :])
+        out.say("")
+    for sentence in _missing(results):
+        out.say(sentence)
+    out.say(f"wrote {path} and {path.with_suffix('.png').name}")
+    if page is not None:
+        _fill(page, results, figure)
+        out.say(f"wrote {page}")
 
 
-def _measure(out: Output, where: torch.device, large: bool) -> list[Timing]:
+def _chosen(only: list[Part] | None, quality: bool, where: torch.device) -> list[Part]:
+    """The parts to measure: those asked for, or all but the quality."""
+    parts: list[Part] = list(dict.fromkeys(only)) if only else [part for part in Part if part is not Part.quality]
+    if quality and Part.quality not in parts:
+        parts.append(Part.quality)
+    if Part.quality in parts and where.type != "cuda":
+        raise InputError("the time to the paper's quality is measured on a GPU; on a CPU it takes hours: leave --quality out")
+    return parts
+
+
+def _measured(measure: Callable[[torch.device], Results], where: torch.device) -> Results:
+    """The numbers of a part, with where they come from."""
+    start = time.perf_counter()
+    found = measure(where)
+    seconds = round(time.perf_counter() - start, 1)
+    versions = {package: version_of(package) for package in PACKAGES}
+    busy = {"threads": torch.get_num_threads(), "load": _load()}
+    return {**found, "provenance": {**provenance(0, where), "seconds": seconds, "versions": versions, **busy}}
+
+
+def _load() -> float | None:
+    """How many processes want a core, on average over the last minute: times mean little where that is more than there are."""
+    return round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None
+
+
+def _projector(where: torch.device) -> Results:
+    return {"rows": [row for size, views in speed.CASES for row in speed.projector_rows(where, size, views)]}
+
+
+def _training(where: torch.device) -> Results:
+    """On a CPU a small set, and the loss curves of smaller images."""
     on_gpu = where.type == "cuda"
-    cases = [(128, 30, 1), (128, 30, 64), (256, 60, 16)] + ([(512, 360, 4)] if large else [])
-    timings: list[Timing] = []
-    with out.progress("measuring", 3) as step:
-        timings += projector_timings(where, cases)
-        step(1, "projector")
-        timings += training_timings(where, [128, 32, 16] if on_gpu else [16], images=4096 if on_gpu else 64)
-        step(1, "training")
-        timings += sampling_timings(where, images=101 if on_gpu else 1)
-        step(1, "sampling")
-    return timings
+    data = speed.training_data(where, 4096 if on_gpu else 32)
+    rows = list(speed.training_rows(where, data, (128, 32, 16) if on_gpu else (16,)))
+    curve = speed.loss_curves(data, 128) if on_gpu else speed.loss_curves(speed.training_data(where, 64, 32), 16)
+    return {"rows": rows, "curve": curve}
 
 
-def _rate(timing: Timing) -> str:
-    return "not installed" if timing.per_second is None else f"{timing.per_second:,.1f}"
+def _sampling(where: torch.device) -> Results:
+    return {"row": speed.sampling_row(where, 101 if where.type == "cuda" else 1)}
+
+
+def _growth(where: torch.device) -> Results:
+    return {"rows": list(speed.growth_rows(where, speed.GPU if where.type == "cuda" else speed.CPU))}
+
+
+_JOBS: dict[Part, Callable[[torch.device], Results]] = {
+    Part.projector: _projector,
+    Part.training: _training,
+    Part.sampling: _sampling,
+    Part.growth: _growth,
+    Part.quality: measure_quality,
+}
+
+
+def _file_name(hardware: str) -> str:
+    """The name of a device as the name of a file: small letters, numbers and hyphens."""
+    return re.sub(r"[^a-z0-9]+", "-", hardware.lower()).strip("-")
+
+
+def _earlier(path: Path) -> Results | None:
+    """What was measured on this device before; None where nothing was."""
+    if not path.exists():
+        return None
+    try:
+        results = json.loads(path.read_text())
+        return {"hardware": results["hardware"], "gpu": results["gpu"], "parts": dict(results["parts"])}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} cannot be read as an earlier measurement ({error}); delete it to measure all again") from None
+
+
+def _missing(results: Results) -> list[str]:
+    """A sentence for every peer that could not be measured, with its reason."""
+    rows = results["parts"].get("projector", {}).get("rows", [])
+    return list(dict.fromkeys(f"{row['by']} is {row['note']}" for row in rows if row["forward"] is None))
+
+
+def _fill(page: Path, results: Results, figure: Any) -> None:
+    """Put the numbers of this kind of device into the page, and the plot beside its pictures."""
+    kind = "gpu" if results["gpu"] else "cpu"
+    picture = make_folder(page.parent / "images") / f"speed-{kind}.png"
+    save_figure(figure, picture)
+    made = speed.tables(results["parts"], results["gpu"])
+    origins = {str(part["provenance"]["commit"])[:10] + f", {part['provenance']['date'][:10]}" for part in results["parts"].values()}
+    seconds = sum(part["provenance"]["seconds"] for part in results["parts"].values())
+    busy = [part["provenance"] for part in results["parts"].values()]
+    threads, loads = max(part["threads"] for part in busy), [part["load"] for part in busy if part["load"] is not None]
+    work = f", {threads} threads, load up to {max(loads):g}" if loads and not results["gpu"] else ""
+    lines = [
+        f"*Measured on {results['hardware']} in {seconds:.0f} s{work} (commit {'; '.join(sorted(origins))}).*",
+        speed.markdown(made[-1:]),
+        f"![Times faster than each peer; growth of time; growth of memory]({picture.relative_to(page.parent).as_posix()})",
+        speed.markdown(made[:-1]),
+        *(f"- {sentence}" for sentence in _missing(results)),
+    ]
+    insert(page, f"speed-{kind}", "\n\n".join(lines))

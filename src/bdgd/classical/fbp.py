@@ -14,7 +14,6 @@ import math
 from collections.abc import Callable
 
 import torch
-from scipy.fft import next_fast_len
 from torch import Tensor
 
 from bdgd.checks import InputError, require_batch, require_choice, require_finite
@@ -89,6 +88,8 @@ def _ramp_filter(y: Tensor, filter: str) -> Tensor:
     As in ODL the ramp is sampled half a frequency bin off zero, so that the mean value survives the padding; half a bin
     off is a factor (-1)^k on the kernel. ODL's length of 2 D - 1 leaves about 1 % too much inside a disc, 4 D - 1 a quarter of it.
     """
+    from scipy.fft import next_fast_len  # slow to import, and not everybody filters
+
     detectors = y.shape[-1]
     length = 4 * detectors - 1
     frequency = torch.arange(length, dtype=torch.float64) / length - 0.5

@@ -9,12 +9,15 @@ Joseph, "An improved algorithm for reprojecting rays through pixel images", IEEE
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from scipy.sparse import csr_array
 
 from bdgd.operators.geometry import Geometry
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 
 def most_entries(geometry: Geometry, views: int = 1) -> int:
@@ -27,6 +30,8 @@ def joseph_rows(geometry: Geometry, views: range, dtype: torch.dtype) -> csr_arr
 
     Written in NumPy on purpose: its calls release the interpreter, so that several chunks of views are built at once.
     """
+    from scipy.sparse import csr_array  # half of the time that `import bdgd` would take
+
     part = geometry[views.start : views.stop]
     points, directions = (tensor.numpy() for tensor in part.rays())
     number = np.dtype(str(dtype).removeprefix("torch."))

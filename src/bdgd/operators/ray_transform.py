@@ -13,10 +13,9 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
-from scipy.sparse import csr_array
 from torch import Tensor
 
 from bdgd.backends import triton_works
@@ -25,6 +24,9 @@ from bdgd.operators.geometry import Geometry
 from bdgd.operators.joseph import joseph_rows, most_entries
 from bdgd.operators.linear import LinearOperator
 from bdgd.operators.on_the_fly import OnTheFly
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 #: Entries of one chunk of views: large enough to keep a core busy, small enough that a few chunks are no burden.
 CHUNK_ENTRIES = 1 << 24
@@ -106,7 +108,7 @@ class StoredMatrix:
     @cached_property
     def transposed(self) -> list[Tensor]:
         """Made on the first use of `A.T`, by a counting sort of each chunk."""
-        chunks = _in_parallel(lambda chunk: csr_array(_to_scipy(chunk).tocsc().T), self.chunks)
+        chunks = _in_parallel(lambda chunk: _to_scipy(chunk).tocsc().T, self.chunks)
         return [_to_torch(chunk, self.chunks[0].device) for chunk in chunks]
 
     def forward(self, images: Tensor) -> Tensor:
@@ -148,7 +150,7 @@ def _product(chunk: csr_array, columns: Tensor, transpose: bool = False) -> Tens
     """chunk @ columns or chunk' @ columns, on the device of `columns`; SciPy needs no sorting for the transpose."""
     if columns.device.type == "cpu":
         return torch.from_numpy((chunk.T if transpose else chunk) @ columns.numpy())
-    return _to_torch(csr_array(chunk.tocsc().T) if transpose else chunk, columns.device) @ columns
+    return _to_torch(chunk.tocsc().T if transpose else chunk, columns.device) @ columns
 
 
 def _view_ranges(geometry: Geometry) -> Iterator[range]:
@@ -183,6 +185,8 @@ def _to_torch(chunk: csr_array, device: torch.device) -> Tensor:
 
 
 def _to_scipy(chunk: Tensor) -> csr_array:
+    from scipy.sparse import csr_array  # slow to import, like all of SciPy: where it is needed
+
     arrays = tuple(t.cpu().numpy() for t in (chunk.values(), chunk.col_indices(), chunk.crow_indices()))
     return csr_array(arrays, shape=tuple(chunk.shape))
 
