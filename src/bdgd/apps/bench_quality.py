@@ -18,7 +18,7 @@ from bdgd.apps.presets import Preset, read_preset
 from bdgd.apps.training import make_model, make_scans
 from bdgd.checks import InputError
 from bdgd.data import Scans, named_generator
-from bdgd.evaluation import test_scans
+from bdgd.evaluation import table_scans
 from bdgd.inference import reconstruct
 from bdgd.metrics import psnr
 from bdgd.models import DeepGradientDescent
@@ -52,7 +52,7 @@ def train_shortened(preset: Preset, where: torch.device, *, test: bool) -> dict[
         torch.cuda.synchronize(where)
     found = {"seconds": time.perf_counter() - start, "validation_psnr": sum(_psnr(model, validation)) / len(validation)}
     if test:
-        *ellipses, head = _psnr(model, test_scans(A))
+        *ellipses, head = _psnr(model, table_scans(A))
         found |= {"ellipses_psnr": sum(ellipses) / len(ellipses), "shepp_logan_psnr": head}
     return found
 
