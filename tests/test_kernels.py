@@ -94,6 +94,15 @@ def test_weights_on_the_fly_are_those_of_the_matrix(geometry: Geometry, dtype: t
     assert_near(quick.transpose(sinograms), matrix.transpose(sinograms), tolerance)
 
 
+@pytest.mark.parametrize("images", [1, 2, 5, 16, 17])
+def test_any_number_of_images_goes_through_the_kernels(images: int) -> None:
+    geometry = GEOMETRIES[0]
+    matrix, quick = RayTransform(geometry, DEVICE, strategy="matrix")._strategy, OnTheFly(geometry, DEVICE, torch.float32)
+    x, y = normal(256, images), normal(geometry.views * geometry.detectors, images, seed=1)
+    assert_near(quick.forward(x), matrix.forward(x))
+    assert_near(quick.transpose(y), matrix.transpose(y))
+
+
 def test_no_ray_is_lost_where_the_fan_is_wide_and_detectors_are_fine() -> None:
     fan = FanBeam(image_size=10, angles=[0.2, 1.0], detectors=60, detector_spacing=0.5, pixel_size=1.0, source_to_axis=9.0,
                   source_to_detector=14.0)  # fmt: skip

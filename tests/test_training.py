@@ -293,7 +293,7 @@ def test_a_block_starts_from_all_weights_of_the_block_before(kind: str, monkeypa
     monkeypatch.setattr(greedy, "ATTEMPTS", 1)
     monkeypatch.setattr(GradientBlock, "revive", lambda block, x, gradient, generator: revived.append(len(x)))
     before = [state_of(block) for block in model.blocks]
-    quickly(model, epochs=1)
+    quickly(model, epochs=1, revive=True)
     assert same(watch.states[0], before[0])
     for k in (1, 2):
         assert same(watch.states[k], state_of(model.blocks[k - 1]))

@@ -27,7 +27,7 @@ _SCHEDULE = ("epochs", "batch", "learning_rate", "last_learning_rate")
 _KEYS = {
     "cascade": {
         "model": ("kind", "blocks", "last_layer", "gradient_scale"),
-        "training": (*_SCHEDULE, "weight_decay", "kl_weight", "initialise", "augment"),
+        "training": (*_SCHEDULE, "weight_decay", "kl_weight", "initialise", "augment", "revive"),
         "finetuning": (*_SCHEDULE, "kl_weight"),
     },
     "primal-dual": {

@@ -30,6 +30,7 @@ class OnTheFly:
         from bdgd.operators import ray_kernels
 
         (height, width), views, detectors = self.geometry.image_size, self.geometry.views, self.geometry.detectors
+        wanted, images = images.shape[1], _aligned(images)
         batch, together = images.shape[1], _together(images.shape[1])
         v, d = RAYS if together > 2 else RAYS_OF_FEW
         sinograms = torch.empty(views * detectors, batch, device=images.device, dtype=images.dtype)
@@ -37,13 +38,14 @@ class OnTheFly:
         ray_kernels.project[grid](
             images, self.rays, sinograms, height, width, views, detectors, batch, VIEWS=v, DETECTORS=d, IMAGES=together
         )
-        return sinograms
+        return sinograms[:, :wanted]
 
     def transpose(self, sinograms: Tensor) -> Tensor:
         """(V * D, B) -> (H * W, B)."""
         from bdgd.operators import ray_kernels
 
         (height, width), views, detectors = self.geometry.image_size, self.geometry.views, self.geometry.detectors
+        wanted, sinograms = sinograms.shape[1], _aligned(sinograms)
         batch, together = sinograms.shape[1], _together(sinograms.shape[1])
         images = torch.empty(height * width, batch, device=sinograms.device, dtype=sinograms.dtype)
         grid = (-(-height * width // PIXELS), -(-batch // together))
@@ -51,7 +53,7 @@ class OnTheFly:
             sinograms, self.rays, self.axes, self.depths, images, height, width, views, detectors, batch, self.reach,
             FAN=self.fan, CANDIDATES=math.floor(2 * self.reach) + 1, PIXELS=PIXELS, IMAGES=together,
         )  # fmt: skip
-        return images
+        return images[:, :wanted]
 
 
 def ray_table(geometry: Geometry) -> Tensor:
@@ -97,6 +99,12 @@ def _reach(geometry: Geometry) -> float:
     widest = math.asin(geometry.image_radius / geometry.source_to_axis)
     turned = min(widest + math.asin(min(geometry.pixel_size / nearest, 1.0)), 1.5)
     return geometry.source_to_detector * (math.tan(turned) - math.tan(widest)) / geometry.detector_spacing
+
+
+def _aligned(columns: Tensor) -> Tensor:
+    """(n, B) with zeros up to a multiple of MOST_IMAGES columns: rows that start anywhere cannot be read several numbers at a time."""
+    batch = columns.shape[1]
+    return columns if batch <= 4 or batch % MOST_IMAGES == 0 else torch.nn.functional.pad(columns, (0, -batch % MOST_IMAGES))
 
 
 def _together(batch: int) -> int:

@@ -93,6 +93,7 @@ def train_greedily(
     kl_weight: float = 1.0,
     initialise: str = "previous",
     augment: bool = False,
+    revive: bool = False,
     generator: torch.Generator | None = None,
     run: str | Path | None = None,
     resume: bool = False,
@@ -100,8 +101,8 @@ def train_greedily(
 ) -> History:
     """Train every block of the model in turn, in place; PSNR and NLL per pixel on the validation scans after each block.
 
-    initialise: "previous" starts each block from all weights of the block before it (dead channels replaced, see
-    `GradientBlock.revive`), "fresh" (the paper) from its own.
+    initialise: "previous" starts each block from all weights of the block before it, "fresh" (the paper) from its own.
+    revive: replace the channels of such a start that have died, see `GradientBlock.revive`.
     augment: show the training images flipped and turned in every way that the geometry cannot tell (`bdgd.operators.symmetries`).
     Where the last layer does not train a noise level, it is estimated on the validation scans (else on the training scans).
     run: a folder to write, from which a killed training resumes with the same result. report: called after every epoch.
@@ -112,7 +113,7 @@ def train_greedily(
         epochs=epochs, batch=batch, learning_rate=learning_rate, last_learning_rate=last_learning_rate, weight_decay=weight_decay
     )
     seed = seed_from(generator)
-    settings = {"seed": seed, "kl_weight": kl_weight, "initialise": initialise, "augment": augment, **asdict(schedule)}
+    settings = {"seed": seed, "kl_weight": kl_weight, "initialise": initialise, "augment": augment, "revive": revive, **asdict(schedule)}
 
     model.forget_error_bars()
     train = Frontier.at_start(model, scans)
@@ -140,7 +141,7 @@ def train_greedily(
         else:
             if k == 0 or initialise == "fresh":
                 trainee.load_state_dict(block.state_dict())
-            else:
+            elif revive:
                 trainee.revive(train.state.x[:BATCH], train.state.gradient[:BATCH], keyed_generator(seed, stage, "revive"))
             _fit_block(trainer, stage, folder, gained, LEAST_GAIN * gain if initialise == "previous" else -math.inf)
         gain = gained()
