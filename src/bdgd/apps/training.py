@@ -13,7 +13,7 @@ from bdgd.apps.options import make_folder
 from bdgd.apps.presets import Preset, parse_preset
 from bdgd.apps.provenance import provenance
 from bdgd.checks import InputError
-from bdgd.data import Scans, ellipse_images, named_generator, simulate
+from bdgd.data import Scans, named_generator, phantom_images, simulate
 from bdgd.models import DeepGradientDescent, LearnedPrimalDual, Reconstructor, save
 from bdgd.operators import RayTransform
 from bdgd.storage import replacing, write_json
@@ -25,8 +25,9 @@ from bdgd.training.run import rank
 def make_scans(preset: Preset, A: RayTransform, which: str) -> Scans:
     """The training or validation scans of a preset, on the operator's device."""
     count = preset.train if which == "train" else preset.validation
-    images = ellipse_images(which, count, preset.geometry.image_size[0], preset.seed, device=A.device)
-    return simulate(A, images, preset.noise, generator=named_generator(f"{which} noise", preset.seed))
+    images = phantom_images(preset.phantoms, which, count, preset.geometry, preset.seed, A.device, spread=preset.value_spread)
+    images = images if preset.value_scale == 1.0 else images * preset.value_scale
+    return simulate(A, images, preset.noise, generator=named_generator(f"{which} noise", preset.seed), mismatch=preset.mismatch)
 
 
 def make_model(preset: Preset, A: RayTransform) -> Reconstructor:

@@ -59,7 +59,8 @@ def reconstruct_blocks(
     require_choice(draw, ("weights", "pixels"), "draw")
     fast = require_choice(precision, ("auto", "float32"), "precision") == "auto" and y.is_cuda
     seed, at = seed_from(generator), _chosen_blocks(model, at)
-    frozen, sinograms = model.snapshot(), y.detach().clone(memory_format=torch.contiguous_format)  # what is replayed must not change
+    # What is replayed must not change, so both are copies.
+    frozen, sinograms = model.snapshot(), y.detach().clone(memory_format=torch.contiguous_format) / model.value_scale
     running = [Moments() for _ in at]
     for images in _draws(frozen, sinograms, count, seed, draw, at, fast):
         for moments_, image in zip(running, images, strict=True):
@@ -72,7 +73,7 @@ def reconstruct_blocks(
 
     posteriors = {}
     for block, moments_ in zip(at, running, strict=True):
-        level = model.blocks[block - 1].log_noise.detach().exp() if isinstance(model, DeepGradientDescent) else model.noise_level
+        level = model.noise_level_after(block) if isinstance(model, DeepGradientDescent) else model.noise_level
         mean = moments_.mean()
         aleatoric = (level**2).to(mean).expand_as(mean).clone()
         posteriors[block] = Posterior(mean, moments_.variance(), aleatoric, count, seed, replay(block))
@@ -112,7 +113,7 @@ class Moments:
 
 @torch.no_grad()
 def _draws(model: Reconstructor, y: Tensor, count: int, seed: int, mode: str, at: tuple[int, ...], fast: bool) -> Iterator[list[Tensor]]:
-    """The draws in order, each as the images (B, 1, H, W) after the blocks `at`.
+    """The draws in order, each as the images (B, 1, H, W) after the blocks `at`, of sinograms that were divided by value_scale.
 
     On a GPU several draws go together. On a CPU every image and draw goes alone: the rounding of a convolution depends on
     the batch, and results must not.
@@ -122,7 +123,7 @@ def _draws(model: Reconstructor, y: Tensor, count: int, seed: int, mode: str, at
     if not isinstance(model, DeepGradientDescent):
         with _precision(y, fast):
             images = torch.cat([model(part).float() for part in parts])
-        yield [images]
+        yield [model.value_scale * images]
         return
     starts = [model.begin(part) for part in parts]
     with _precision(y, fast):  # all draws share the first block's input, so its features are computed once
@@ -138,7 +139,7 @@ def _draws(model: Reconstructor, y: Tensor, count: int, seed: int, mode: str, at
             ]
             paths = [_path(model, *start, updates, at) for start in zip(parts, starts, features, strict=True)]
         for s in range(len(numbers)):  # x_0, where every update was undone, may be below 0
-            yield [torch.cat([path[k][s] for path in paths]).clamp(min=0) for k in range(len(at))]
+            yield [model.value_scale * torch.cat([path[k][s] for path in paths]).clamp(min=0) for k in range(len(at))]
 
 
 def _precision(y: Tensor, fast: bool) -> torch.autocast:

@@ -41,8 +41,9 @@ def finetune_jointly(
     kl_weight = require_positive(kl_weight, "kl_weight")
     schedule = Schedule(epochs=epochs, batch=batch, learning_rate=learning_rate, last_learning_rate=last_learning_rate)
     seed = seed_from(generator)
+    held_out = validation if validation is not None else scans  # prepared where it is used
+    prepared(model, held_out)  # what is wrong with them is said before any work
     scans = prepared(model, scans)
-    held_out = prepared(model, validation) if validation is not None else scans
     start = torch.cat([model.start(part) for part in scans.sinograms.split(BATCH)])
     trainer = Trainer(CascadeObjective(model, scans, start, kl_weight), schedule, seed=seed, report=report, capture=False)
     folder = open_run(run, model, scans, validation, {"seed": seed, "kl_weight": kl_weight, **asdict(schedule)}, resume)
