@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,12 +38,25 @@ def make_model(preset: Preset, A: RayTransform) -> Reconstructor:
     return DeepGradientDescent(A, **preset.model, seed=preset.seed)
 
 
-def train_preset(preset: Preset, run: Path, device: torch.device, *, resume: bool = False, report: Report | None = None) -> Reconstructor:
-    """Train the preset's model in the run folder and write it there as model.safetensors, with its provenance."""
+def train_preset(
+    preset: Preset,
+    run: Path,
+    device: torch.device,
+    *,
+    resume: bool = False,
+    report: Report | None = None,
+    before: Callable[[Reconstructor], None] | None = None,
+) -> Reconstructor:
+    """Train the preset's model in the run folder and write it there as model.safetensors, with its provenance.
+
+    before: called with the untrained model before any image is made.
+    """
     start = time.perf_counter()
     _keep(preset, run, device)
     A = RayTransform(preset.geometry, device=device)
     model = make_model(preset, A)
+    if before is not None:
+        before(model)
     histories = _train(preset, model, make_scans(preset, A, "train"), make_scans(preset, A, "validation"), run, resume, report)
     stages = [record for history in histories for record in history.stages]
     model.provenance = {

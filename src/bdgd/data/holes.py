@@ -124,20 +124,24 @@ class _Discs:
         for n in range(HOLES):
             (images,) = torch.nonzero(there[:, n], as_tuple=True)
             if len(images):
-                own = (t[images, n, None, None] for t in (x, y, size * stretch, size / stretch, rotation))
-                holes[images] = torch.maximum(holes[images], self._star(*own, table[images, n]))
+                place = torch.stack((x, y, size * stretch, size / stretch, rotation))[:, images, n, None, None]
+                holes[images] = torch.maximum(holes[images], self._star(place, table[images, n]))
 
-    def _star(self, x: Tensor, y: Tensor, a: Tensor, b: Tensor, rotation: Tensor, table: Tensor) -> Tensor:
-        """(b, H, W) covered shares of one hole each; the distance is the function's value divided by the length of its gradient."""
+    def _star(self, place: Tensor, table: Tensor) -> Tensor:
+        """(b, H, W) covered shares of one hole each, from x, y, half-axes and rotation (5, b, 1, 1) and outlines (b, TABLE).
+
+        The distance to the edge is the function rho - r divided by the length of its gradient.
+        """
+        x, y, a, b, rotation = place
         dx, dy = self.x - x, self.y - y
         cos, sin = rotation.cos(), rotation.sin()
         u, v = (dx * cos + dy * sin) / a, (dy * cos - dx * sin) / b
         rho = torch.hypot(u, v).clamp_min(1e-6)
-        place = torch.atan2(v, u).remainder(2 * math.pi) * (TABLE / (2 * math.pi))
-        left = place.floor().long() % TABLE
+        angle = torch.atan2(v, u).remainder(2 * math.pi) * (TABLE / (2 * math.pi))
+        left = angle.floor().long() % TABLE
         flat = left.flatten(1)
         low, high = table.gather(1, flat).view_as(rho), table.gather(1, (flat + 1) % TABLE).view_as(rho)
-        r, slope = torch.lerp(low, high, place - place.floor()), (high - low) * (TABLE / (2 * math.pi))
+        r, slope = torch.lerp(low, high, angle - angle.floor()), (high - low) * (TABLE / (2 * math.pi))
         along_u, along_v = (u + v * slope / rho) / (rho * a), (v - u * slope / rho) / (rho * b)
         return self._covered((rho - r) / torch.hypot(along_u, along_v))
 
