@@ -85,13 +85,15 @@ def examine_scan(scan: Scans, geometry: Geometry, *, homogeneous: bool = False) 
 def noise_on(scan: Scans, geometry: Geometry) -> Noise:
     """The noise of the scan on the detectors of a geometry, from all its views.
 
-    It is estimated on detectors as wide as the pixels of the usual image, since an object is rough on wider ones; joining k more
-    detectors into one leaves a normal noise smaller by sqrt(k), and k times the photons.
+    It is estimated on no fewer than 256 detectors where the scan has them, since an object is rough on wide ones; joining k more
+    into one leaves a normal noise smaller by sqrt(k), and k times the photons.
     """
     assert scan.geometry is not None
-    fine, _ = training_geometry(scan.geometry, size=max(geometry.image_size[0], min(USUAL_SIZE, max(scan.geometry.image_size))))
-    noise = estimate_noise(match(scan, fine)[0].sinograms[:1])
-    joined = max(geometry.detector_spacing / fine.detector_spacing, 1.0)
+    wanted = max(geometry.detector_spacing / scan.geometry.detector_spacing, 1.0)
+    already = max(1, min(int(wanted), scan.geometry.detectors // USUAL_SIZE))
+    whole = scan.geometry.detectors // already * already
+    noise = estimate_noise(scan.sinograms[:1, ..., :whole].unflatten(-1, (-1, already)).mean(-1))
+    joined = wanted / already
     if isinstance(noise, PoissonNoise):
         return PoissonNoise(_digits(noise.photons * joined), noise.attenuation)
     return GaussianNoise(_digits(noise.relative / math.sqrt(joined)))

@@ -137,9 +137,7 @@ def _phantoms(phantom: Phantom, text: str, count: int, geometry: Geometry, seed:
     if phantom == Phantom.discs_with_holes:
         return phantom_images(phantom.value, "test", count, geometry, seed)
     if phantom == Phantom.ellipses:
-        if size[0] != size[1]:
-            raise InputError(f"random ellipses are drawn for square images, the geometry's has {size[0]} x {size[1]} pixels")
-        return random_ellipses(count, size[0], generator=named_generator("simulate ellipses", seed))
+        return random_ellipses(count, size, generator=named_generator("simulate ellipses", seed))
     image = rasterise(shepp_logan_ellipses(), size)
     return (with_text(image, text) if phantom == Phantom.text else image).repeat(count, 1, 1, 1)
 
