@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bdgd.checks import InputError, require_choice, require_count
+from bdgd.data.formats.contents import named_errors
 
 SUFFIXES = (".png", ".tif", ".tiff", ".npy")
 LARGEST = 2**26  # pixels of one picture: more than any that would be trained on
@@ -49,11 +50,8 @@ def _files(folder: str | Path, set_name: str) -> list[Path]:
 
 def _pictures(path: Path, size: int) -> list[Tensor]:
     """The grey pictures in a file, each a square of at most `size` pixels in [0, 1], first index x."""
-    try:
+    with named_errors(path, path.suffix[1:].upper()):
         array = _read(path)
-    except (OSError, ValueError, TypeError, RuntimeError, SyntaxError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise InputError(f"{path} cannot be read as a picture ({reason}); check or remove it") from None
     if array.dtype.kind not in "fiub" or array.ndim not in (2, 3) or 0 in array.shape or not np.isfinite(array).all():
         raise InputError(f"{path} holds {array.dtype} {array.shape}; a picture is (rows, columns), or several of them, of finite numbers")
     pages = array[None] if array.ndim == 2 else array
@@ -63,25 +61,25 @@ def _pictures(path: Path, size: int) -> list[Tensor]:
 def _read(path: Path) -> np.ndarray:
     if path.suffix.lower() == ".npy":
         stored: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
-        _require_small(path, int(np.prod(stored.shape, dtype=object)))
+        _require_small(int(np.prod(stored.shape, dtype=object)))
         return np.asarray(stored)
     if path.suffix.lower() == ".png":
         from PIL import Image
 
         with Image.open(path) as picture:
-            _require_small(path, picture.width * picture.height)
+            _require_small(picture.width * picture.height)
             # 16-bit grey stays as it is; colours become grey
             return np.asarray(picture if picture.mode.startswith(("I", "F")) else picture.convert("L"))
     import tifffile
 
     with tifffile.TiffFile(path) as file:
-        _require_small(path, int(np.prod(file.series[0].shape, dtype=object)))
+        _require_small(int(np.prod(file.series[0].shape, dtype=object)))
         return np.asarray(file.asarray())
 
 
-def _require_small(path: Path, pixels: int) -> None:
+def _require_small(pixels: int) -> None:
     if pixels > LARGEST:
-        raise InputError(f"{path} has {pixels} pixels, more than the {LARGEST} that are read; cut or bin it")
+        raise InputError(f"a picture of {pixels} pixels is more than the {LARGEST} that are read; cut or bin it")
 
 
 def _square(page: np.ndarray, size: int) -> Tensor:
