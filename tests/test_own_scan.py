@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ from bdgd.data import (
     simulate,
     write_scans,
 )
-from bdgd.models import DeepGradientDescent, load
+from bdgd.models import DeepGradientDescent, LearnedPrimalDual, load
 from bdgd.operators import FanBeam, ParallelBeam, RayTransform
 
 CPU = torch.device("cpu")
@@ -355,6 +356,30 @@ def test_value_scale_changes_the_unit_and_nothing_else(tmp_path: Path) -> None:
     assert float(scaled.noise_level) == pytest.approx(0.25 * float(plain.noise_level))
     poisson = DeepGradientDescent(A, 1, misfit="poisson", attenuation=0.02, value_scale=0.25)
     assert poisson.arguments()["attenuation"] == pytest.approx(0.02) and getattr(poisson.misfit, "attenuation") == pytest.approx(0.005)  # noqa: B009
+
+
+def test_primal_dual_has_a_value_scale_too() -> None:
+    from bdgd.inference import reconstruct
+
+    A = RayTransform(ParallelBeam.sparse(image_size=16, views=6))
+    y = A(random_ellipses(2, 16, generator=generator(1)))
+    plain, scaled = LearnedPrimalDual(A, 1, seed=4), LearnedPrimalDual(A, 1, seed=4, value_scale=0.25)
+    assert torch.equal(reconstruct(scaled, 0.25 * y).mean, 0.25 * reconstruct(plain, y).mean)
+    assert scaled.arguments() == {"iterations": 1, "value_scale": 0.25}
+
+
+def test_the_commands_of_the_page_run_as_they_stand(shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for the size: --size 16 --images 16 make seconds of minutes."""
+    page = (Path(__file__).resolve().parents[1] / "docs" / "own-scan.md").read_text()
+    commands = [line for block in re.findall(r"```sh\n(.*?)```", page, re.DOTALL) for line in block.splitlines()]
+    assert [command.split()[1] for command in commands] == ["train", "reconstruct", "simulate", "reconstruct"]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "htc2022_ta_full.mat").symlink_to(shared_data / "htc2022_mat" / "htc2022_ta_full.mat")
+    for command, extra in zip(commands[:2], (["--size", 16, "--images", 16], ["--draws", 2]), strict=True):
+        result = bdgd(*command.split()[1:], *extra)
+        assert result.exit_code == 0, result.output
+    with h5py.File("result/posterior.h5") as file:
+        assert 0.02 < float(file["mean"][0, 6:10, 6:10].mean()) < 0.04  # acrylic, in 1/mm
 
 
 def test_training_does_not_see_the_unit(tmp_path: Path) -> None:
