@@ -179,8 +179,8 @@ def test_sets_differ_and_spread_scales_them() -> None:
     assert float(spread.min()) >= 0.8 and float(spread.max()) <= 1.2 and len(spread.unique()) == 5
 
 
-def test_what_phantoms_cannot_be_drawn_for() -> None:
-    with pytest.raises(InputError, match="square images, the geometry's has 32 x 16"):
-        phantom_images("ellipses", "train", 1, replace(FAN, image_size=(32, 16)))
+def test_other_images_and_other_detectors() -> None:
+    wide = phantom_images("discs-with-holes", "train", 2, replace(FAN, image_size=(33, 16)))
+    assert wide.shape == (2, 1, 33, 16) and float(wide[:, :, :8].max()) == 0 and float(wide[:, :, 8:24].max()) == 1
     with pytest.raises(InputError, match="does not see the axis"):
         phantom_images("ellipses", "train", 1, replace(FAN, detector_offset=30.0))

@@ -13,6 +13,7 @@ import numpy as np
 
 from bdgd.checks import InputError, require_count, require_number
 from bdgd.data import Scans, open_stack
+from bdgd.data.formats import format_of
 from bdgd.data.formats.attributes import read_header
 from bdgd.operators import FanBeam, Geometry
 
@@ -36,13 +37,22 @@ class Scanner:
 
 def read_scanner(path: Path) -> Scanner:
     """From any scan file, or from a geometry as TOML or JSON."""
-    if path.suffix.lower() in (".toml", ".json"):
+    if path.suffix.lower() in (".toml", ".json") or (path.is_file() and not _is_scan(path)):
         header = read_header(_attributes(path))
         return Scanner(path.name, header.geometry, None, header.unit)
     with open_stack(path) as stack:
         scan = stack[len(stack) // 2]
     assert scan.geometry is not None
     return Scanner(path.name, scan.geometry, scan, scan.unit)
+
+
+def _is_scan(path: Path) -> bool:
+    """Whether a scan file's reader knows the file; all else is taken as a geometry."""
+    try:
+        format_of(path)
+    except InputError:
+        return False
+    return True
 
 
 def _attributes(path: Path) -> dict[str, Any]:
@@ -52,7 +62,8 @@ def _attributes(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise InputError(f"cannot read the geometry {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not valid {path.suffix[1:].upper()}: {' '.join(str(error).split())[:200]}") from None
+        kind = "JSON" if path.suffix.lower() == ".json" else "TOML"
+        raise InputError(f"{path} is not valid {kind}, and has no suffix of a scan file: {' '.join(str(error).split())[:200]}") from None
     if not isinstance(values, dict):
         raise InputError(f"{path} must hold the keys of a geometry, got {type(values).__name__}")
     return {name: value for name, value in values.items() if name not in _BESIDE_GEOMETRY}

@@ -19,21 +19,23 @@ KINDS = ("ellipses", "discs-with-holes")
 def phantom_images(
     kind: str, set_name: str, count: int, geometry: Geometry, seed: int = 0, device: torch.device | str = "cpu", *, spread: float = 0.0
 ) -> Tensor:
-    """(count, 1, H, W) in about [0, 1]: images of the set "train", "validation", "calibration" or "test", square as the geometry's must be.
+    """(count, 1, H, W) in about [0, 1]: images of a named set ("train", "test", ...), in the middle square of the image.
 
     kind: "ellipses" (the paper's), "discs-with-holes", or a folder of pictures. What lies outside the circle that every view sees is 0:
     no scan of it would hold all of it. spread: each image is multiplied by a number of its own in 1 - spread to 1 + spread.
     """
     height, width = geometry.image_size
-    if height != width:
-        raise InputError(f"phantoms are drawn for square images, the geometry's has {height} x {width} pixels; change image_size")
+    side = min(height, width)
     stream = named_generator(f"{kind} {set_name}" if kind in KINDS else f"folder {set_name}", seed)
     if kind == "ellipses":
-        images = ellipse_images(set_name, count, height, seed, device=device)
+        images = ellipse_images(set_name, count, side, seed, device=device)
     elif kind == "discs-with-holes":
-        images = discs_with_holes(count, height, generator=stream, device=device, radius=_radii(geometry))
+        images = discs_with_holes(count, side, generator=stream, device=device, radius=_radii(geometry))
     else:
-        images = folder_images(kind, set_name, count, height, generator=stream, device=device)
+        images = folder_images(kind, set_name, count, side, generator=stream, device=device)
+    if height != width:
+        left, top = (width - side) // 2, (height - side) // 2
+        images = torch.nn.functional.pad(images, (left, width - side - left, top, height - side - top))
     if field_radius(geometry) < geometry.image_radius:
         images = images * _field(geometry).to(images)
     if spread:
@@ -54,7 +56,7 @@ def field_radius(geometry: Geometry) -> float:
 
 def _radii(geometry: Geometry) -> tuple[float, float]:
     """Discs of 0.8 to 0.95 of what can be seen, in half sides of the image."""
-    half_side = 0.5 * geometry.image_size[0] * geometry.pixel_size
+    half_side = 0.5 * min(geometry.image_size) * geometry.pixel_size
     seen = min(1.0, field_radius(geometry) / half_side)
     return 0.8 * seen, 0.95 * seen
 
