@@ -94,7 +94,14 @@ def test_all_arguments_and_any_geometry_come_back(tmp_path: Path) -> None:
     save(model, str(tmp_path / "model.safetensors"))  # a name as text will do
     loaded = load(str(tmp_path / "model.safetensors"))
     assert loaded.A.geometry == geometry
-    assert loaded.arguments() == {"blocks": 3, "last_layer": "dropout", "gradient_scale": 12.5, "misfit": "poisson", "attenuation": 0.02}
+    assert loaded.arguments() == {
+        "blocks": 3,
+        "last_layer": "dropout",
+        "gradient_scale": 12.5,
+        "misfit": "poisson",
+        "attenuation": 0.02,
+        "value_scale": 1.0,
+    }
     assert loaded.misfit.attenuation == 0.02 and loaded.misfit.scale == 12.5
     assert_same(model, loaded)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -148,3 +149,18 @@ def test_training_the_mean_drops_what_held_for_the_old_one() -> None:
 def test_a_model_without_blocks_is_refused() -> None:
     with pytest.raises(InputError, match="last block of a cascade"):
         bdgd.train_scale_head(small_model("primal_dual"), small_scans())  # type: ignore[arg-type]
+
+
+def test_a_head_works_in_the_units_of_the_network() -> None:
+    """Images and sinograms four times smaller, a value scale of a quarter: the same head, and variances sixteen times smaller."""
+    scans = small_scans()
+    assert scans.images is not None
+    small = replace(scans, sinograms=scans.sinograms / 4, images=scans.images / 4)
+    models = [DeepGradientDescent(small_transform(), 2, seed=3, value_scale=scale) for scale in (1.0, 0.25)]
+    posteriors = []
+    for model, own in zip(models, (scans, small), strict=True):
+        bdgd.train_scale_head(model, own, draws=3, epochs=1, batch=4, generator=torch.Generator().manual_seed(0))
+        posteriors.append(reconstruct(model, own.sinograms[:2], 3))
+    plain, scaled = posteriors
+    torch.testing.assert_close(4 * scaled.mean, plain.mean, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(16 * scaled.aleatoric, plain.aleatoric, rtol=1e-2, atol=1e-9)

@@ -1,9 +1,11 @@
 """Presets: a complete experiment in one TOML file. An unknown key or a missing section is an error.
 
 seed                  of the images, the noise, the weights and the training
-[geometry]            beam = "sparse" | "limited" (the paper's detector), or any geometry as `bdgd.read_geometry` takes it
-[data]                how many training and validation images, and the noise
-[model]               kind = "cascade" | "primal-dual", and the arguments of the model
+[geometry]            beam = "sparse" | "limited" (the paper's detector), or any geometry as a scan file has it (also angles_degrees)
+[data]                how many training and validation images, and the noise; optional:
+                      phantoms = "ellipses" (unless given) | "discs-with-holes" | a folder of pictures, value_spread (each image times
+                      1 - spread to 1 + spread), mismatch = { air_offset, hardening, axis_shift, gain } as `bdgd.Mismatch` has them
+[model]               kind = "cascade" | "primal-dual", and the arguments of the model; images are value_scale times the phantoms
 [training]            the arguments of train_greedily (a cascade) or train_directly (primal-dual)
 [finetuning]          optional: the arguments of finetune_jointly
 """
@@ -17,21 +19,22 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from bdgd.checks import InputError, require_choice, require_count
-from bdgd.data import Noise, noise_from_dict
-from bdgd.operators import Geometry, ParallelBeam, geometry_from_dict
+from bdgd.checks import InputError, require_choice, require_count, require_number
+from bdgd.data import Mismatch, Noise, mismatch_from_dict, noise_from_dict
+from bdgd.data.formats.attributes import read_header
+from bdgd.operators import Geometry, ParallelBeam
 
-_DATA = ("train", "validation", "noise")
+_DATA = ("train", "validation", "noise", "phantoms", "value_spread", "mismatch")
 _SCHEDULE = ("epochs", "batch", "learning_rate", "last_learning_rate")
 #: what each kind of model knows in the sections about it
 _KEYS = {
     "cascade": {
-        "model": ("kind", "blocks", "last_layer", "gradient_scale"),
+        "model": ("kind", "blocks", "last_layer", "gradient_scale", "value_scale"),
         "training": (*_SCHEDULE, "weight_decay", "kl_weight", "initialise", "augment", "revive"),
         "finetuning": (*_SCHEDULE, "kl_weight"),
     },
     "primal-dual": {
-        "model": ("kind", "iterations"),
+        "model": ("kind", "iterations", "value_scale"),
         "training": (*_SCHEDULE, "weight_decay"),
     },
 }
@@ -52,6 +55,14 @@ class Preset:
     training: dict[str, Any]
     finetuning: dict[str, Any] | None
     text: str
+    phantoms: str = "ellipses"
+    value_spread: float = 0.0
+    mismatch: Mismatch | None = None
+
+    @property
+    def value_scale(self) -> float:
+        """The image value that a phantom's 1 stands for."""
+        return float(self.model.get("value_scale", 1.0))
 
 
 def preset_names() -> list[str]:
@@ -91,6 +102,8 @@ def parse_preset(text: str, name: str) -> Preset:
             raise InputError(f"the preset {name} needs {key!r} in [data]; add it")
     if not isinstance(data["noise"], dict):
         raise InputError(f'the preset {name} needs a table as noise in [data], such as {{ kind = "gaussian", relative = 0.01 }}')
+    if not isinstance(data.get("mismatch", {}), dict):
+        raise InputError(f"the preset {name} needs a table as mismatch in [data], such as {{ air_offset = 0.02, axis_shift = 0.25 }}")
     return Preset(
         name=name,
         seed=require_count(values.get("seed", 0), "seed", least=0),
@@ -103,6 +116,9 @@ def parse_preset(text: str, name: str) -> Preset:
         training=sections["training"],
         finetuning=sections.get("finetuning"),
         text=text,
+        phantoms=_phantoms(data.get("phantoms", "ellipses"), name),
+        value_spread=_spread(data.get("value_spread", 0.0), name),
+        mismatch=mismatch_from_dict(data["mismatch"]) if "mismatch" in data else None,
     )
 
 
@@ -129,7 +145,9 @@ def _section(values: dict[str, Any], section: str, name: str, known: tuple[str, 
 def _geometry(values: dict[str, Any], name: str) -> Geometry:
     beam = values.get("beam")
     if beam not in ("sparse", "limited"):
-        return geometry_from_dict(values)
+        if other := sorted({"noise", "slice_spacing", "format_version"} & set(values)):
+            raise InputError(f"the preset {name} has {other[0]!r} in [geometry], which is no part of a geometry; remove it")
+        return read_header(values).geometry
     make = ParallelBeam.sparse if beam == "sparse" else ParallelBeam.limited
     arguments = {key: value for key, value in values.items() if key != "beam"}
     try:
@@ -137,3 +155,16 @@ def _geometry(values: dict[str, Any], name: str) -> Geometry:
     except TypeError:
         known = "image_size, views, pixel_size" if beam == "sparse" else "image_size, degrees, pixel_size"
         raise InputError(f"the preset {name} has an unknown key in [geometry]; beam = {beam!r} knows {known}") from None
+
+
+def _phantoms(value: Any, name: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise InputError(f"the preset {name} needs phantoms = 'ellipses', 'discs-with-holes' or a folder in [data], got {value!r}")
+    return value
+
+
+def _spread(value: Any, name: str) -> float:
+    spread = require_number(value, f"value_spread in the preset {name}")
+    if not 0 <= spread < 1:
+        raise InputError(f"value_spread in the preset {name} must be at least 0 and below 1, got {spread:g}")
+    return spread

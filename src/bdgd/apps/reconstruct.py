@@ -19,7 +19,7 @@ from bdgd.apps.options import Device, Seed, choose_device
 from bdgd.apps.outputs import NAMES, posterior_files
 from bdgd.apps.pictures import percent
 from bdgd.apps.provenance import digest, printable, provenance
-from bdgd.apps.report import report
+from bdgd.apps.report import against_truth, report
 from bdgd.apps.residual import residual
 from bdgd.apps.scan_tasks import Task, examine, result_folders
 from bdgd.apps.subject import Subject, Thumbnail
@@ -29,7 +29,6 @@ from bdgd.data import Scans
 from bdgd.evaluation.figures import Panel, Scale, panels
 from bdgd.inference import Posterior, alarm
 from bdgd.inference import reconstruct as sample
-from bdgd.metrics import psnr
 from bdgd.models import Reconstructor, load
 from bdgd.storage import replacing_together
 
@@ -201,7 +200,7 @@ def picture(posterior: Posterior, level: float = 0.95, truth: Tensor | None = No
 def _row(name: str, subject: Subject) -> list[str]:
     posterior = subject.posterior
     figures = [f"{float(posterior.mean.max()):.4g}", f"{float(posterior.std.mean()):.3g}", f"{float(posterior.std.max()):.3g}"]
-    quality = "" if subject.truth is None else f"{float(psnr(posterior.mean.cpu(), subject.truth)):.2f}"
+    quality = "" if subject.truth is None else f"{against_truth(subject, posterior.mean, subject.truth.cpu()):.2f}"
     return [name, str(subject.slice), *figures, f"{subject.residual.ratio:.2f}", subject.alarm.light[0] if subject.alarm else "", quality]
 
 

@@ -103,10 +103,14 @@ def _ratio(residual: Residual) -> str:
     return f"{residual.ratio:.2f}" + (", noise estimated" if residual.estimated else "")
 
 
-def _against_truth(subject: Subject, truth: Tensor) -> list[tuple[str, str]]:
-    # Images without a unit have values up to 1, and a data range of 1 by convention.
+def against_truth(subject: Subject, image: Tensor, truth: Tensor) -> float:
+    """PSNR in dB. Images without a unit have values up to 1, and a data range of 1 by convention; others that of the truth."""
     data_range = float(truth.max() - truth.min()) or 1.0 if subject.grid.unit else 1.0
-    mean, start = (float(psnr(image.cpu(), truth, data_range)) for image in (subject.posterior.mean, subject.fbp))
+    return float(psnr(image.cpu(), truth, data_range))
+
+
+def _against_truth(subject: Subject, truth: Tensor) -> list[tuple[str, str]]:
+    mean, start = (against_truth(subject, image, truth) for image in (subject.posterior.mean, subject.fbp))
     lower, upper = (bound.cpu() for bound in subject.posterior.interval(subject.level))
     inside = float(((lower <= truth) & (truth <= upper)).float().mean())
     return [

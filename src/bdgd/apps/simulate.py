@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
@@ -13,13 +14,17 @@ from torch import Tensor
 
 from bdgd.apps.console import Output
 from bdgd.apps.options import Device, Seed, choose_device, require_writable
+from bdgd.apps.own_scan import value_scale
 from bdgd.apps.provenance import provenance
+from bdgd.apps.scanner import Scanner, read_scanner
 from bdgd.checks import InputError, require_count
 from bdgd.data import (
     GaussianNoise,
     PoissonNoise,
     Scans,
+    estimate_noise,
     named_generator,
+    phantom_images,
     random_ellipses,
     rasterise,
     shepp_logan_ellipses,
@@ -27,24 +32,28 @@ from bdgd.data import (
     write_scans,
 )
 from bdgd.data import simulate as simulate_scans
-from bdgd.operators import Geometry, ParallelBeam, RayTransform, read_geometry
+from bdgd.operators import Geometry, ParallelBeam, RayTransform
 from bdgd.storage import replacing
 
 
 class Phantom(StrEnum):
     ellipses = "ellipses"
+    discs_with_holes = "discs-with-holes"
     shepp_logan = "shepp-logan"
     text = "text"
 
 
 Destination = Annotated[Path, typer.Option("--output", "-o", help="The HDF5 file to write.")]
-PhantomName = Annotated[Phantom, typer.Option("--phantom", help="Random ellipses, Shepp-Logan, or Shepp-Logan with a text burnt in.")]
+PhantomName = Annotated[Phantom, typer.Option("--phantom", help="Random ellipses, discs with holes, Shepp-Logan, or that with a text.")]
 Text = Annotated[str, typer.Option("--text", help="The text of --phantom text.")]
 Count = Annotated[int, typer.Option("--count", help="How many scans.")]
 Size = Annotated[int | None, typer.Option("--size", help="Pixels along a side of the image; 128 unless given.")]
 Views = Annotated[int | None, typer.Option("--views", help="Parallel beam, so many views over the half circle; 30 unless given.")]
 Degrees = Annotated[int | None, typer.Option("--degrees", help="Parallel beam, one view per degree over an arc of so many degrees.")]
-GeometryFile = Annotated[Path | None, typer.Option("--geometry", help="Any geometry, from a TOML or JSON file.")]
+GeometryFile = Annotated[
+    Path | None,
+    typer.Option("--geometry", help="Any scanner: a scan file, whose values and noise are used too, or a geometry as TOML or JSON."),
+]
 Noise = Annotated[float | None, typer.Option("--noise", help="Normal noise, relative to the sinogram's mean; 0: none; 0.01 unless given.")]
 Photons = Annotated[float | None, typer.Option("--photons", help="Photon-counting noise, so many photons in a ray that meets nothing.")]
 Attenuation = Annotated[
@@ -73,38 +82,45 @@ def simulate(
     Example: bdgd simulate -o scan.h5 --phantom shepp-logan --views 30
     """
     where = choose_device(device)
-    scanner = _geometry(size, views, degrees, geometry)
+    scanner = _scanner(size, views, degrees, geometry)
     disturbance = _noise(noise, photons, attenuation, scanner)
     require_count(count, "--count")
     require_writable(output)
-    A = RayTransform(scanner, where)
-    images = _phantoms(phantom, text, count, scanner.image_size, seed)
+    A = RayTransform(scanner.geometry, where)
+    images = _phantoms(phantom, text, count, scanner.geometry, seed)
+    if scanner.scan is not None:
+        images = images * float(f"{value_scale(scanner.scan, phantom == Phantom.discs_with_holes):.3g}")
     scans = simulate_scans(A, images, disturbance, generator=named_generator("simulate noise", seed))
+    scans = replace(scans, unit=scanner.unit)
     _write(output, scans, seed, where)
     _summary(out, output, scans, A)
 
 
-def _geometry(size: int | None, views: int | None, degrees: int | None, file: Path | None) -> Geometry:
+def _scanner(size: int | None, views: int | None, degrees: int | None, file: Path | None) -> Scanner:
     _at_most_one("--views", views, "--degrees", degrees, "--geometry", file)
     if file is not None:
         if size is not None:
             raise InputError("--size and --geometry exclude each other: the file says how large the image is")
-        return read_geometry(file)
+        return read_scanner(file)
     pixels = 128 if size is None else require_count(size, "--size")
     if degrees is not None:
-        return ParallelBeam.limited(image_size=pixels, degrees=require_count(degrees, "--degrees"))
-    return ParallelBeam.sparse(image_size=pixels, views=30 if views is None else require_count(views, "--views"))
+        return Scanner("", ParallelBeam.limited(image_size=pixels, degrees=require_count(degrees, "--degrees")))
+    return Scanner("", ParallelBeam.sparse(image_size=pixels, views=30 if views is None else require_count(views, "--views")))
 
 
 def _noise(
-    relative: float | None, photons: float | None, attenuation: float | None, geometry: Geometry
+    relative: float | None, photons: float | None, attenuation: float | None, scanner: Scanner
 ) -> GaussianNoise | PoissonNoise | None:
     _at_most_one("--noise", relative, "--photons", photons)
     if photons is not None:
-        side = max(geometry.image_size) * geometry.pixel_size  # of value 1 throughout, it lets one photon in twelve through
-        return PoissonNoise(photons, 2.5 / side if attenuation is None else attenuation)
+        if attenuation is None:  # line integrals of a scan are what they are; a side of value 1 lets one photon in twelve through
+            geometry = scanner.geometry
+            attenuation = 1.0 if scanner.scan is not None else 2.5 / (max(geometry.image_size) * geometry.pixel_size)
+        return PoissonNoise(photons, attenuation)
     if attenuation is not None:
         raise InputError("--attenuation belongs to --photons; add the number of photons, or leave it out")
+    if relative is None and scanner.scan is not None:
+        return estimate_noise(scanner.scan.sinograms)
     return None if relative == 0 else GaussianNoise(0.01 if relative is None else relative)
 
 
@@ -115,8 +131,11 @@ def _at_most_one(*pairs: object) -> None:
         raise InputError(f"{' and '.join(map(str, given))} exclude each other; give one of them")
 
 
-def _phantoms(phantom: Phantom, text: str, count: int, size: Any, seed: int) -> Tensor:
-    """(count, 1, *size); the random ones from a stream of their own, so that no image of the named sets is among them."""
+def _phantoms(phantom: Phantom, text: str, count: int, geometry: Geometry, seed: int) -> Tensor:
+    """(count, 1, H, W); the random ones from a stream of their own, so that no image of the named sets is among them."""
+    size = geometry.image_size
+    if phantom == Phantom.discs_with_holes:
+        return phantom_images(phantom.value, "test", count, geometry, seed)
     if phantom == Phantom.ellipses:
         return random_ellipses(count, size, generator=named_generator("simulate ellipses", seed))
     image = rasterise(shepp_logan_ellipses(), size)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import shlex
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,10 +14,30 @@ import torch.distributed as dist
 import typer
 
 from bdgd.apps.console import Output
+from bdgd.apps.forecast import in_words, rehearse, require_memory
 from bdgd.apps.options import Device, choose_device, make_folder
+from bdgd.apps.own_scan import Wishes, fitted_preset
 from bdgd.apps.presets import Preset, preset_names, read_preset, with_seed
 from bdgd.apps.training import train_preset
-from bdgd.models import Reconstructor
+from bdgd.checks import InputError
+from bdgd.models import DeepGradientDescent, Reconstructor
+
+Scan = Annotated[
+    Path | None,
+    typer.Option("--geometry", metavar="SCAN", help="Train for this scanner: a scan file, or a geometry as TOML. Needed by own-scan."),
+]
+Views = Annotated[int | None, typer.Option("--views", min=1, help="With --geometry: so many of its views, equally far apart.")]
+Arc = Annotated[
+    float | None, typer.Option("--arc", metavar="DEGREES", help="With --geometry: only the first so many degrees of its views.")
+]
+Size = Annotated[
+    int | None, typer.Option("--size", metavar="PIXELS", help="With --geometry: the image's side; the scan's, or 256 if that is larger.")
+]
+Phantoms = Annotated[
+    str | None, typer.Option("--phantoms", help="What is scanned: ellipses, discs-with-holes, or a folder of PNG, TIFF or npy files.")
+]
+Noise = Annotated[float | None, typer.Option("--noise", help="Relative to the sinogram's mean; estimated from a scan unless given.")]
+Images = Annotated[int | None, typer.Option("--images", min=1, help="Training images instead of the preset's.")]
 
 
 def train(
@@ -24,6 +45,13 @@ def train(
     preset: Annotated[str, typer.Argument(help=f"A TOML file, or a preset by name: {', '.join(preset_names())}.")],
     run: Annotated[Path, typer.Option("-o", "--run", help="The folder that the training writes.")],
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a training that was interrupted in that folder.")] = False,
+    geometry: Scan = None,
+    views: Views = None,
+    arc: Arc = None,
+    size: Size = None,
+    phantoms: Phantoms = None,
+    noise: Noise = None,
+    images: Images = None,
     seed: Annotated[int | None, typer.Option("--seed", min=0, help="Instead of the preset's; fixes all that is random.")] = None,
     device: Device = "auto",
 ) -> None:
@@ -31,18 +59,54 @@ def train(
 
     Writes RUN/model.safetensors at the end, and one file per finished block on the way: a training that was killed goes
     on with --resume and ends with the same weights. Several GPUs: torchrun --nproc-per-node=N -m bdgd train ...
+    A model for one's own scanner: bdgd train own-scan --geometry SCAN -o RUN
     """
     wanted = read_preset(preset)
     wanted = wanted if seed is None else with_seed(wanted, seed)
+    wishes = Wishes(geometry, views, arc, size, noise, phantoms, images)
+    _require_sense(preset, wishes)
     with _processes(device) as where:
         make_folder(run)
         first = not dist.is_initialized() or dist.get_rank() == 0
+        wanted, found = fitted_preset(wanted, wishes, where)
         if first:
-            out.note(f"{wanted.name}: {wanted.train} images, {wanted.geometry.views} views, on {where}")
+            if found:
+                out.note(f"{geometry}: {'; '.join(found)}")
+            out.note(f"{wanted.name}: {wanted.train} images, {_in_words(wanted)}, on {where}")
+        ahead = _look_ahead(out, wanted, where) if first and wanted.kind == "cascade" else None
         with out.progress(wanted.name, _epochs(wanted)) as step:
-            model = train_preset(wanted, run, where, resume=resume, report=_Live(step))
+            model = train_preset(wanted, run, where, resume=resume, report=_Live(step), before=ahead)
     if first:
-        _summarise(out, model, run)
+        _summarise(out, model, run, geometry)
+
+
+def _require_sense(preset: str, wishes: Wishes) -> None:
+    """Raise for a combination of options that means nothing."""
+    if wishes.geometry is None:
+        if preset == "own-scan":
+            raise InputError("own-scan trains for your own scanner; add --geometry SCAN, a scan file or a geometry as TOML")
+        for name in ("views", "arc", "size"):
+            if getattr(wishes, name) is not None:
+                raise InputError(f"--{name} says how a scan is used; add --geometry SCAN, or leave it out")
+
+
+def _in_words(preset: Preset) -> str:
+    geometry = preset.geometry
+    return f"{geometry.image_size[0]} x {geometry.image_size[1]} pixels, {geometry.views} views of {geometry.detectors} detectors"
+
+
+def _look_ahead(out: Output, preset: Preset, device: torch.device) -> Callable[[Reconstructor], None]:
+    """Checks the memory now; what it returns measures the pace once the model is there, and says how long the training will take."""
+    memory = require_memory(preset, device)
+
+    def say(model: Reconstructor) -> None:
+        if isinstance(model, DeepGradientDescent) and not dist.is_initialized():
+            seconds = rehearse(model, min(int(preset.training.get("batch", 16)), preset.train)).total(preset)
+            out.note(f"{preset.name}: {memory}, about {in_words(seconds)}")
+        else:
+            out.note(f"{preset.name}: {memory}")
+
+    return say
 
 
 class _Live:
@@ -63,7 +127,7 @@ def _epochs(preset: Preset) -> int:
     return stages * int(preset.training.get("epochs", 20)) + int((preset.finetuning or {}).get("epochs", 0))
 
 
-def _summarise(out: Output, model: Reconstructor, run: Path) -> None:
+def _summarise(out: Output, model: Reconstructor, run: Path, scan: Path | None) -> None:
     rows = [
         [stage["stage"], f"{stage['validation_psnr']:.2f}", f"{stage['validation_nll']:.3f}", f"{stage['noise_level']:.4f}"]
         for stage in model.provenance["stages"]
@@ -71,7 +135,11 @@ def _summarise(out: Output, model: Reconstructor, run: Path) -> None:
     columns = ["stage", "validation PSNR (dB)", "NLL per pixel", "noise level"]
     out.table(columns, rows, title=f"{model.provenance['preset']}, trained in {model.provenance['seconds']:.0f} s", right=columns[1:])
     out.say(f"wrote {run / 'model.safetensors'}")
-    out.say(f"next: bdgd evaluate {run / 'model.safetensors'}")
+    trained = shlex.quote(str(run / "model.safetensors"))
+    if scan is not None:
+        out.say(f"next: bdgd reconstruct {shlex.quote(str(scan))} --model {trained} -o RESULT")
+    else:
+        out.say(f"next: bdgd evaluate {trained}")
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from bdgd.apps.options import make_folder
 from bdgd.apps.presets import Preset, parse_preset
 from bdgd.apps.provenance import provenance
 from bdgd.checks import InputError
-from bdgd.data import Scans, ellipse_images, named_generator, simulate
+from bdgd.data import Scans, named_generator, phantom_images, simulate
 from bdgd.models import DeepGradientDescent, LearnedPrimalDual, Reconstructor, save
 from bdgd.operators import RayTransform
 from bdgd.storage import replacing, write_json
@@ -25,8 +26,9 @@ from bdgd.training.run import rank
 def make_scans(preset: Preset, A: RayTransform, which: str) -> Scans:
     """The training or validation scans of a preset, on the operator's device."""
     count = preset.train if which == "train" else preset.validation
-    images = ellipse_images(which, count, preset.geometry.image_size[0], preset.seed, device=A.device)
-    return simulate(A, images, preset.noise, generator=named_generator(f"{which} noise", preset.seed))
+    images = phantom_images(preset.phantoms, which, count, preset.geometry, preset.seed, A.device, spread=preset.value_spread)
+    images = images if preset.value_scale == 1.0 else images * preset.value_scale
+    return simulate(A, images, preset.noise, generator=named_generator(f"{which} noise", preset.seed), mismatch=preset.mismatch)
 
 
 def make_model(preset: Preset, A: RayTransform) -> Reconstructor:
@@ -36,12 +38,25 @@ def make_model(preset: Preset, A: RayTransform) -> Reconstructor:
     return DeepGradientDescent(A, **preset.model, seed=preset.seed)
 
 
-def train_preset(preset: Preset, run: Path, device: torch.device, *, resume: bool = False, report: Report | None = None) -> Reconstructor:
-    """Train the preset's model in the run folder and write it there as model.safetensors, with its provenance."""
+def train_preset(
+    preset: Preset,
+    run: Path,
+    device: torch.device,
+    *,
+    resume: bool = False,
+    report: Report | None = None,
+    before: Callable[[Reconstructor], None] | None = None,
+) -> Reconstructor:
+    """Train the preset's model in the run folder and write it there as model.safetensors, with its provenance.
+
+    before: called with the untrained model before any image is made.
+    """
     start = time.perf_counter()
     _keep(preset, run, device)
     A = RayTransform(preset.geometry, device=device)
     model = make_model(preset, A)
+    if before is not None:
+        before(model)
     histories = _train(preset, model, make_scans(preset, A, "train"), make_scans(preset, A, "validation"), run, resume, report)
     stages = [record for history in histories for record in history.stages]
     model.provenance = {

@@ -94,8 +94,10 @@ def draw_ellipses(count: int, generator: torch.Generator) -> Ellipses:
     )
 
 
-def random_ellipses(count: int, size: int = 128, *, generator: torch.Generator, device: torch.device | str = "cpu") -> Tensor:
-    """(B, 1, size, size) float32 in [0, 1]: the paper's random ellipses, sampled at the pixel centres (not anti-aliased).
+def random_ellipses(
+    count: int, size: int | tuple[int, int] = 128, *, generator: torch.Generator, device: torch.device | str = "cpu"
+) -> Tensor:
+    """(B, 1, H, W) float32 in [0, 1]: the paper's random ellipses, sampled at the pixel centres (not anti-aliased).
 
     Each image is shifted to minimum 0, then divided by its maximum; a constant image becomes 0. The parameters come from
     `draw_ellipses` on the CPU, so every device gives the same images.

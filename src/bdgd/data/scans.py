@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from bdgd.checks import InputError, require_batch, require_count, require_finite, require_positive
+from bdgd.data.mismatch import Mismatch
 from bdgd.data.noise import Noise
 from bdgd.data.units import millimetres
+from bdgd.keyed import keyed_generator, seed_from
 from bdgd.operators.geometry import Geometry
 
 
@@ -73,19 +75,31 @@ class Scans:
 
 
 @torch.no_grad()
-def simulate(A: Callable[[Tensor], Tensor], x: Tensor, noise: Noise | None, *, generator: torch.Generator, batch: int = 256) -> Scans:
-    """Scans of the images x (B, 1, H, W): noise(A(x)), `batch` images at a time on the operator's device.
+def simulate(
+    A: Callable[[Tensor], Tensor],
+    x: Tensor,
+    noise: Noise | None,
+    *,
+    generator: torch.Generator,
+    batch: int = 256,
+    mismatch: Mismatch | None = None,
+) -> Scans:
+    """Scans of the images x (B, 1, H, W): noise(mismatch(A(x))), `batch` images at a time on the operator's device.
 
-    The result lies where x lies and does not depend on `batch`. `noise=None` leaves the sinograms clean. Any operator will do;
-    one without a `geometry` gives scans without.
+    The result lies where x lies and does not depend on `batch`. `noise=None` leaves the sinograms without noise. Any operator
+    will do; one without a `geometry` gives scans without. mismatch: how the scanner differs from the operator, see `Mismatch`.
     """
     batch = require_count(batch, "batch")
     if not isinstance(x, Tensor) or x.ndim == 0 or len(x) == 0:
         raise InputError(f"x must be a batch of images (B, 1, H, W), got {tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__}")
     require_finite(x, "x")
     sinograms = []
+    # A stream of its own: what the noise draws depends neither on it nor on the batch.
+    differences = None if mismatch is None else keyed_generator(seed_from(generator), "mismatch")
     for images in x.split(batch):
         clean = A(images.to(getattr(A, "device", x.device)))
+        if mismatch is not None and differences is not None:
+            clean = mismatch(clean, generator=differences)
         sinograms.append((clean if noise is None else noise(clean, generator=generator)).to(x.device))
     return Scans(torch.cat(sinograms), getattr(A, "geometry", None), images=x, noise=noise)
 

@@ -102,7 +102,7 @@ def witnesses_of(model: Reconstructor, y: Tensor, posterior: Posterior, noise: N
         smooth.square().mean((1, 2, 3)),
         _largest_mean(posterior.std, 17),
         _largest_mean(unseen, 17),
-        _largest_mean(fine_detail(mean), 25),
+        _largest_mean(fine_detail(mean / model.value_scale), 25),
     )
     return torch.stack([value.double().cpu() for value in measured], 1)
 

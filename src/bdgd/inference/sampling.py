@@ -67,8 +67,9 @@ def reconstruct_blocks(
     require_choice(draw, ("weights", "pixels"), "draw")
     fast = require_choice(precision, ("auto", "float32"), "precision") == "auto" and y.is_cuda
     seed, at = seed_from(generator), _chosen_blocks(model, at)
+    # What is replayed must not change, so both are copies.
     frozen = model.snapshot().to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # faster convolutions
-    sinograms = y.detach().clone(memory_format=torch.contiguous_format)  # what is replayed must not change
+    sinograms = y.detach().clone(memory_format=torch.contiguous_format) / model.value_scale
     limit = None if tolerance is None else require_positive(tolerance, "tolerance")
     running = [Moments(fourth=limit is not None) for _ in at]
     for images in _draws(frozen, sinograms, count, seed, draw, at, fast):
@@ -95,12 +96,17 @@ def reconstruct_blocks(
 
 @torch.no_grad()
 def error_mixture(model: Reconstructor, y: Tensor, mean: Tensor, epistemic: Tensor, block: int) -> ScaleMixture:
-    """What the data leave open in every pixel: the scale head's mixture after the last block, else the block's constant sigma^2."""
+    """What the data leave open in every pixel: the scale head's mixture after the last block, else the block's constant sigma^2.
+
+    y has been divided by the model's value_scale, as the network sees it; mean and epistemic have not.
+    """
+    scale = model.value_scale
     if model.scale_head is not None and block == _length(model):
-        parts = zip(y, mean, epistemic, strict=True) if y.device.type == "cpu" else ((y, mean, epistemic),)  # see `_draws`
+        inside = (y, mean / scale, epistemic / scale**2)
+        parts = zip(*inside, strict=True) if y.device.type == "cpu" else (inside,)  # see `_draws`
         heads = [model.scale_head(model.clues(*(t.reshape(-1, *t.shape[-3:]) for t in part))) for part in parts]
-        return ScaleMixture(torch.cat([h.log_weights for h in heads]), torch.cat([h.variances for h in heads]))
-    level = model.blocks[block - 1].log_noise.detach().exp() if isinstance(model, DeepGradientDescent) else model.noise_level
+        return ScaleMixture(torch.cat([h.log_weights for h in heads]), scale**2 * torch.cat([h.variances for h in heads]))
+    level = model.noise_level_after(block) if isinstance(model, DeepGradientDescent) else model.noise_level
     return ScaleMixture.gaussian((level**2).to(mean).expand_as(mean).clone())
 
 
@@ -118,7 +124,7 @@ def _chosen_blocks(model: Reconstructor, at: Sequence[int]) -> tuple[int, ...]:
 
 @torch.no_grad()
 def _draws(model: Reconstructor, y: Tensor, count: int, seed: int, mode: str, at: tuple[int, ...], fast: bool) -> Iterator[list[Tensor]]:
-    """The draws in order, each as the images (B, 1, H, W) after the blocks `at`.
+    """The draws in order, each as the images (B, 1, H, W) after the blocks `at`, of sinograms that were divided by value_scale.
 
     On a GPU as many draws go together as fill it. On a CPU every image goes alone, under CPU_DRAWS draws at a time: the
     rounding of a convolution depends on the batch, and results must not.
@@ -128,7 +134,7 @@ def _draws(model: Reconstructor, y: Tensor, count: int, seed: int, mode: str, at
     if not isinstance(model, DeepGradientDescent):
         with _precision(y, fast):
             images = torch.cat([model(part).float() for part in parts])
-        yield [images]
+        yield [model.value_scale * images]
         return
     starts = [model.begin(part) for part in parts]
     with _precision(y, fast):  # all draws share the first block's input, so its features are computed once
@@ -144,7 +150,7 @@ def _draws(model: Reconstructor, y: Tensor, count: int, seed: int, mode: str, at
             ]
             paths = [_path(model, *start, updates, at) for start in zip(parts, starts, features, strict=True)]
         for s in range(min(together, count - first)):  # x_0, where every update was undone, may be below 0
-            yield [torch.cat([path[k][s] for path in paths]).clamp(min=0) for k in range(len(at))]
+            yield [model.value_scale * torch.cat([path[k][s] for path in paths]).clamp(min=0) for k in range(len(at))]
 
 
 def _precision(y: Tensor, fast: bool) -> torch.autocast:

@@ -127,7 +127,8 @@ class DeepGradientDescent(Reconstructor):
 
     last_layer: "point" (DGD), "mean_field", "dropout" or "full_covariance". initial: x_0 from (A, y). gradient_scale: see
     `misfit`. `A` may be any object with domain_shape, range_shape, A(x) and A.T(y); it works on the model's device.
-    The weights start from `seed`.
+    The weights start from `seed`. value_scale: the image value that is 1 inside, see `Reconstructor`; `start`, `begin`, `settle`
+    and `forward` are inside. attenuation belongs to sinograms as they come in.
     """
 
     def __init__(
@@ -140,11 +141,12 @@ class DeepGradientDescent(Reconstructor):
         gradient_scale: float = 80.0,
         misfit: str = "gaussian",
         attenuation: float = 1.0,
+        value_scale: float = 1.0,
         seed: int = 0,
     ):
-        super().__init__(A)
+        super().__init__(A, value_scale=value_scale)
         self.initial, self.last_layer = initial, last_layer
-        self.misfit = make_misfit(A, misfit, gradient_scale, attenuation)
+        self.misfit = make_misfit(A, misfit, gradient_scale, attenuation * self.value_scale)
         modules = nn.ModuleList(GradientBlock(last_layer) for _ in range(require_count(blocks, "blocks")))
         self.blocks = cast(Sequence[GradientBlock], modules)  # what type checkers should see in it
         for k, block in enumerate(self.blocks):
@@ -163,7 +165,11 @@ class DeepGradientDescent(Reconstructor):
     @property
     def noise_level(self) -> Tensor:
         """sigma_K of the last block; NaN before training."""
-        return self.blocks[-1].log_noise.detach().exp()
+        return self.noise_level_after(len(self.blocks))
+
+    def noise_level_after(self, block: int) -> Tensor:
+        """sigma_k of a block, counted from 1, in the unit of the images."""
+        return self.value_scale * self.blocks[block - 1].log_noise.detach().exp()
 
     def start(self, y: Tensor) -> Tensor:
         """x_0 (B, 1, H, W) of sinograms y (B, 1, V, D)."""
@@ -212,5 +218,6 @@ class DeepGradientDescent(Reconstructor):
             "last_layer": self.last_layer,
             "gradient_scale": misfit["scale"],
             "misfit": misfit["kind"],
-            "attenuation": misfit.get("attenuation", 1.0),
+            "attenuation": misfit["attenuation"] / self.value_scale if "attenuation" in misfit else 1.0,
+            "value_scale": self.value_scale,
         }

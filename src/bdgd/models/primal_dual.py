@@ -26,8 +26,8 @@ class LearnedPrimalDual(Reconstructor):
 
     log_noise: Tensor
 
-    def __init__(self, A: LinearOperator, iterations: int = 10, *, seed: int = 0):
-        super().__init__(A)
+    def __init__(self, A: LinearOperator, iterations: int = 10, *, value_scale: float = 1.0, seed: int = 0):
+        super().__init__(A, value_scale=value_scale)
         self.norm = operator_norm(A)
         count = require_count(iterations, "iterations")
         self.dual = nn.ModuleList(_update(MEMORIES + 2, MEMORIES) for _ in range(count))
@@ -40,7 +40,7 @@ class LearnedPrimalDual(Reconstructor):
         self.to(getattr(A, "device", "cpu"))
 
     def forward(self, y: Tensor) -> Tensor:
-        """Sinograms (B, 1, V, D) -> images (B, 1, H, W)."""
+        """Sinograms (B, 1, V, D) -> images (B, 1, H, W), both divided by value_scale."""
         y = y / self.norm
         h = y.new_zeros(len(y), MEMORIES, *self.A.range_shape[1:])
         p = y.new_zeros(len(y), MEMORIES, *self.A.domain_shape[1:])
@@ -51,10 +51,10 @@ class LearnedPrimalDual(Reconstructor):
 
     @property
     def noise_level(self) -> Tensor:
-        return self.log_noise.exp()
+        return self.value_scale * self.log_noise.exp()
 
     def arguments(self) -> dict[str, Any]:
-        return {"iterations": len(self.primal)}
+        return {"iterations": len(self.primal), "value_scale": self.value_scale}
 
 
 def _update(channels_in: int, channels_out: int) -> nn.Sequential:

@@ -10,7 +10,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from bdgd.checks import InputError, require_batch, require_finite
+from bdgd.checks import InputError, require_batch, require_finite, require_positive
 from bdgd.models.calibration import Calibration
 from bdgd.models.scale_head import ScaleHead
 from bdgd.operators import LinearOperator
@@ -19,16 +19,18 @@ from bdgd.operators import LinearOperator
 class Reconstructor(nn.Module):
     """A learned map from sinograms of the operator `A` to images.
 
-    A model says whether its draws are `random`, what its `noise_level` is, and which `arguments` build it again.
+    A model says whether its draws are `random`, what its `noise_level` is, and which `arguments` build it again. Its network
+    works on images of about 0 to 1, which is image values divided by `value_scale`: sinograms are divided by it on the way in and
+    images multiplied on the way out, so that whoever uses the model sees physical values such as 0.04 per mm.
     """
 
-    def __init__(self, A: LinearOperator):
+    def __init__(self, A: LinearOperator, *, value_scale: float = 1.0):
         super().__init__()
         if len(A.domain_shape) != 3 or A.domain_shape[0] != 1:
             raise InputError(f"a model needs an operator on images of shape (1, H, W), the domain_shape of {A} is {tuple(A.domain_shape)}")
         if getattr(A, "dtype", torch.float32) != torch.float32:
             raise InputError(f"a model works in torch.float32, {A} in {A.dtype}; make the operator with dtype=torch.float32")
-        self.A = A
+        self.A, self.value_scale = A, require_positive(value_scale, "value_scale")
         #: how the weights came about: preset, seed, commit, hardware, seconds, scores; saved with them
         self.provenance: dict[str, Any] = {}
         #: per-pixel scale of the error; without one the noise level is the same in every pixel
@@ -47,7 +49,7 @@ class Reconstructor(nn.Module):
 
     @property
     def noise_level(self) -> Tensor:
-        """Standard deviation of the truth around one draw, a scalar; NaN before training."""
+        """Standard deviation of the truth around one draw, a scalar in the unit of the images; NaN before training."""
         raise NotImplementedError
 
     def arguments(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -186,7 +186,7 @@ def score(block: GradientBlock, frontier: Frontier) -> Record:
 
 
 def prepared(model: Reconstructor, scans: Scans) -> Scans:
-    """The scans on the model's device, once they are known to fit it and to have images."""
+    """The scans on the model's device, divided by its value_scale, once they are known to fit it and to have images."""
     if scans.images is None:
         raise InputError("training needs scans with their true images; these have none: simulate them with bdgd.simulate")
     scans = scans.to(model.device)
@@ -196,7 +196,9 @@ def prepared(model: Reconstructor, scans: Scans) -> Scans:
     geometry = getattr(model.A, "geometry", None)
     if scans.geometry is not None and geometry is not None and scans.geometry != geometry:
         raise InputError("the scans were made with another geometry than the model's; build the model on RayTransform(scans.geometry)")
-    return scans
+    if model.value_scale == 1.0:
+        return scans
+    return replace(scans, sinograms=scans.sinograms / model.value_scale, images=scans.images / model.value_scale)
 
 
 def open_run(

@@ -20,7 +20,7 @@ from bdgd.data import Scans
 from bdgd.keyed import keyed_generator, seed_from
 from bdgd.models import DeepGradientDescent
 from bdgd.models.scale_head import ScaleHead
-from bdgd.training.greedy import BATCH, Frontier, History, prepared
+from bdgd.training.greedy import BATCH, Frontier, History
 from bdgd.training.loop import Report, Schedule, Trainer
 from bdgd.training.objective import Objective
 from bdgd.training.run import Record
@@ -102,15 +102,15 @@ def fit_scale_head(
 @torch.no_grad()
 def residuals_of(model: DeepGradientDescent, scans: Scans, draws: int, generator: torch.Generator) -> Residuals:
     """Push the scans through the frozen cascade `draws` times; every image gets weights of its own in every draw."""
-    scans = prepared(model, scans)
     parts = []
     for first in range(0, len(scans), BATCH):
         start = Frontier.at_start(model, scans[first : first + BATCH])
         mean, squares = torch.zeros_like(start.truth, dtype=torch.float64), torch.zeros_like(start.truth, dtype=torch.float64)
         for s in range(draws):
             frontier = start
-            for block in model.blocks:
-                frontier = Frontier(start.y, start.truth, frontier.behind(model, block, generator))
+            with torch.autocast(start.y.device.type, torch.bfloat16, enabled=start.y.is_cuda):  # as in sampling
+                for block in model.blocks:
+                    frontier = Frontier(start.y, start.truth, frontier.behind(model, block, generator))
             step = frontier.state.x.clamp(min=0).double() - mean
             mean = mean + step / (s + 1)
             squares = squares + step**2 * (s / (s + 1))  # Welford: (x - old mean)(x - new mean)

@@ -42,10 +42,11 @@ def finetune_jointly(
     schedule = Schedule(epochs=epochs, batch=batch, learning_rate=learning_rate, last_learning_rate=last_learning_rate)
     seed = seed_from(generator)
     model.forget_error_bars()
-    scans = prepared(model, scans)
-    held_out = prepared(model, validation) if validation is not None else scans
-    start = torch.cat([model.start(part) for part in scans.sinograms.split(BATCH)])
+    held_out = validation if validation is not None else scans  # prepared where it is used
+    prepared(model, held_out)  # what is wrong with them is said before any work
     _revive(model, scans, seed)
+    scans = prepared(model, scans)
+    start = torch.cat([model.start(part) for part in scans.sinograms.split(BATCH)])
     trainer = Trainer(
         CascadeObjective(model, scans, start, kl_weight), schedule, seed=seed, report=report, capture=getattr(model.A, "capturable", False)
     )

@@ -1,0 +1,133 @@
+"""A scanner as a file describes it, and the geometry that a model for it is trained on: its views, its grid, its detectors."""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from bdgd.checks import InputError, require_count, require_number
+from bdgd.data import Scans, open_stack
+from bdgd.data.formats import format_of
+from bdgd.data.formats.attributes import read_header
+from bdgd.operators import FanBeam, Geometry
+
+#: pixels along a side unless the scan's image has fewer, or --size says otherwise
+USUAL_SIZE = 256
+SMALLEST, LARGEST = 16, 1024
+_BESIDE_GEOMETRY = ("pages", "flat", "dark", "image")  # what the TOML of a TIFF scan has besides
+
+G = TypeVar("G", bound=Geometry)
+
+
+@dataclass(frozen=True, eq=False)
+class Scanner:
+    """A geometry and, where the file was a scan, its middle slice."""
+
+    name: str
+    geometry: Geometry
+    scan: Scans | None = None
+    unit: str | None = None
+
+
+def read_scanner(path: Path) -> Scanner:
+    """From any scan file, or from a geometry as TOML or JSON."""
+    if path.suffix.lower() in (".toml", ".json") or (path.is_file() and not _is_scan(path)):
+        header = read_header(_attributes(path))
+        return Scanner(path.name, header.geometry, None, header.unit)
+    with open_stack(path) as stack:
+        scan = stack[len(stack) // 2]
+    assert scan.geometry is not None
+    return Scanner(path.name, scan.geometry, scan, scan.unit)
+
+
+def _is_scan(path: Path) -> bool:
+    """Whether a scan file's reader knows the file; all else is taken as a geometry."""
+    try:
+        format_of(path)
+    except InputError:
+        return False
+    return True
+
+
+def _attributes(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        values = json.loads(text) if path.suffix.lower() == ".json" else tomllib.loads(text)
+    except OSError as error:
+        raise InputError(f"cannot read the geometry {path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        kind = "JSON" if path.suffix.lower() == ".json" else "TOML"
+        raise InputError(f"{path} is not valid {kind}, and has no suffix of a scan file: {' '.join(str(error).split())[:200]}") from None
+    if not isinstance(values, dict):
+        raise InputError(f"{path} must hold the keys of a geometry, got {type(values).__name__}")
+    return {name: value for name, value in values.items() if name not in _BESIDE_GEOMETRY}
+
+
+def training_geometry(
+    geometry: Geometry, *, views: int | None = None, arc: float | None = None, size: int | None = None
+) -> tuple[Geometry, list[str]]:
+    """The geometry that a model for this scanner has, and a sentence for each thing that differs.
+
+    arc: only the first so many degrees. views: so many of the rest, equally far apart. size: pixels along a side, over the same
+    field; the image becomes square, and detectors narrower than half a pixel are joined.
+    """
+    notes: list[str] = []
+    chosen = _views(geometry, views, arc)
+    if len(chosen) < geometry.views:
+        notes.append(f"{len(chosen)} of the scan's {geometry.views} views")
+        geometry = geometry[chosen]
+    sides = geometry.image_size
+    side = min(max(sides), USUAL_SIZE) if size is None else require_count(size, "--size")
+    if not SMALLEST <= side <= LARGEST:
+        raise InputError(f"--size must lie between {SMALLEST} and {LARGEST} pixels, got {side}")
+    if sides != (side, side):
+        pixel = geometry.pixel_size * max(sides) / side
+        notes.append(f"{side} x {side} pixels of {pixel:.5g} for the scan's {sides[0]} x {sides[1]} of {geometry.pixel_size:.5g}")
+        geometry = replace(geometry, image_size=(side, side), pixel_size=pixel)
+    joined = int(geometry.pixel_size / axis_spacing(geometry) + 0.05)
+    if joined > 1:
+        notes.append(f"{joined} neighbouring detectors averaged into one, as wide as a pixel")
+        geometry = _binned(geometry, joined)
+    return geometry, notes
+
+
+def axis_spacing(geometry: Geometry) -> float:
+    """From one detector to the next, seen at the axis."""
+    if isinstance(geometry, FanBeam):
+        return geometry.detector_spacing * geometry.source_to_axis / geometry.source_to_detector
+    return geometry.detector_spacing
+
+
+def _views(geometry: Geometry, views: int | None, arc: float | None) -> list[int]:
+    """Numbers of the views to use; one that only repeats the first, a whole period later, is left out."""
+    angles = np.asarray(geometry.angles)
+    gone = np.abs(angles - angles[0])
+    periods = float(gone.max()) / geometry.period
+    closed = round(periods) >= 1 and abs(periods - round(periods)) < 1e-6
+    chosen = np.flatnonzero(gone < gone.max() - 1e-6) if closed and (views, arc) != (None, None) else np.arange(len(angles))
+    if arc is not None:
+        wanted, span = require_number(arc, "--arc"), math.degrees(geometry.arc[1])  # a view stands for the way to the next
+        if not 0 < wanted <= span * (1 + 1e-6):
+            raise InputError(f"--arc must be above 0 and at most the {span:.4g} degrees that the scan's views stand for, got {wanted:g}")
+        chosen = chosen[gone[chosen] < math.radians(wanted) - 1e-9]
+    if views is not None:
+        wanted_views = require_count(views, "--views")
+        if wanted_views > len(chosen):
+            raise InputError(f"--views {views}: there are only {len(chosen)} views to choose from; give at most that many")
+        chosen = chosen[np.arange(wanted_views) * len(chosen) // wanted_views]
+    return [int(number) for number in chosen]
+
+
+def _binned(geometry: G, joined: int) -> G:
+    """The detectors in groups of `joined`; what is left over is left out at both ends."""
+    groups = geometry.detectors // joined
+    first = (geometry.detectors - groups * joined) // 2
+    middle = first + (groups * joined - 1) / 2 - (geometry.detectors - 1) / 2  # of the new line, in detectors from the old middle
+    offset = geometry.detector_offset + middle * geometry.detector_spacing
+    return replace(geometry, detectors=groups, detector_spacing=joined * geometry.detector_spacing, detector_offset=offset)

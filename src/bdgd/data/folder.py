@@ -1,0 +1,109 @@
+"""Pictures of one's own as phantoms: every PNG, TIFF or npy file of a folder, brought to [0, 1], turned, flipped and moved about."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bdgd.checks import InputError, require_choice, require_count
+from bdgd.data.formats.contents import named_errors
+
+SUFFIXES = (".png", ".tif", ".tiff", ".npy")
+LARGEST = 2**26  # pixels of one picture: more than any that would be trained on
+_HELD_OUT = 5  # every fifth file is for other sets than training, where there are so many
+_NUMBERS = 6  # random numbers per image
+
+
+def folder_images(
+    folder: str | Path, set_name: str, count: int, size: int, *, generator: torch.Generator, device: torch.device | str = "cpu"
+) -> Tensor:
+    """(count, 1, size, size) float32 in [0, 1] from the pictures of a folder, each used as often as it takes.
+
+    A picture is shifted to minimum 0 and divided by its maximum, cut to a square around its middle, turned by quarter turns, flipped,
+    made 3/4 to 1 times as large as the image and laid somewhere in it; around it is 0. A page of a TIFF or a slice of a three-dimensional
+    npy is a picture. set_name "train" takes four of five files, every other set the fifth; all take all where there are fewer.
+    """
+    count, size = require_count(count, "count"), require_count(size, "size")
+    pictures = [picture for path in _files(folder, set_name) for picture in _pictures(path, size)]
+    numbers = torch.rand(count, _NUMBERS, generator=generator)
+    order = torch.cat([torch.randperm(len(pictures), generator=generator) for _ in range(-(-count // len(pictures)))])[:count]
+    images = [_placed(pictures[int(k)], size, row.tolist()) for k, row in zip(order, numbers, strict=True)]
+    return torch.stack(images)[:, None].to(device)
+
+
+def _files(folder: str | Path, set_name: str) -> list[Path]:
+    folder = Path(folder)
+    require_choice(set_name, ("train", "validation", "calibration", "test"), "set_name")
+    if not folder.is_dir():
+        raise InputError(f"there is no folder {folder}; phantoms are 'ellipses', 'discs-with-holes' or a folder of {', '.join(SUFFIXES)}")
+    files = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and path.is_file())
+    if not files:
+        raise InputError(f"the folder {folder} holds no picture; put {', '.join(SUFFIXES)} files into it")
+    if len(files) < _HELD_OUT:
+        return files
+    return [path for n, path in enumerate(files) if (n % _HELD_OUT == _HELD_OUT - 1) != (set_name == "train")]
+
+
+def _pictures(path: Path, size: int) -> list[Tensor]:
+    """The grey pictures in a file, each a square of at most `size` pixels in [0, 1], first index x."""
+    with named_errors(path, path.suffix[1:].upper()):
+        array = _read(path)
+    if array.dtype.kind not in "fiub" or array.ndim not in (2, 3) or 0 in array.shape or not np.isfinite(array).all():
+        raise InputError(f"{path} holds {array.dtype} {array.shape}; a picture is (rows, columns), or several of them, of finite numbers")
+    pages = array[None] if array.ndim == 2 else array
+    return [_square(page.astype(np.float64), size) for page in pages]
+
+
+def _read(path: Path) -> np.ndarray:
+    if path.suffix.lower() == ".npy":
+        stored: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+        _require_small(int(np.prod(stored.shape, dtype=object)))
+        return np.asarray(stored)
+    if path.suffix.lower() == ".png":
+        from PIL import Image
+
+        with Image.open(path) as picture:
+            _require_small(picture.width * picture.height)
+            # 16-bit grey stays as it is; colours become grey
+            return np.asarray(picture if picture.mode.startswith(("I", "F")) else picture.convert("L"))
+    import tifffile
+
+    with tifffile.TiffFile(path) as file:
+        _require_small(int(np.prod(file.series[0].shape, dtype=object)))
+        return np.asarray(file.asarray())
+
+
+def _require_small(pixels: int) -> None:
+    if pixels > LARGEST:
+        raise InputError(f"a picture of {pixels} pixels is more than the {LARGEST} that are read; cut or bin it")
+
+
+def _square(page: np.ndarray, size: int) -> Tensor:
+    """Rows from top to bottom become x to the right and y upward; the middle square, no larger than needed, in [0, 1]."""
+    picture = torch.from_numpy(np.flip(page, 0).T.copy()).float()
+    side = min(picture.shape)
+    x, y = ((n - side) // 2 for n in picture.shape)
+    picture = picture[x : x + side, y : y + side]
+    picture = _resized(picture, size) if side > size else picture
+    low, high = picture.min(), picture.max()
+    return (picture - low) / (high - low) if float(high) > float(low) else torch.zeros_like(picture)
+
+
+def _resized(picture: Tensor, size: int) -> Tensor:
+    """Averaged where it gets smaller, interpolated where it gets larger."""
+    return F.interpolate(picture[None, None], size=(size, size), mode="bilinear", antialias=True, align_corners=False)[0, 0].clamp(0, None)
+
+
+def _placed(picture: Tensor, size: int, numbers: list[float]) -> Tensor:
+    """(size, size) the picture turned, flipped, made smaller and laid into an image of zeros."""
+    turned = torch.rot90(picture, int(4 * numbers[0]))
+    turned = turned.flip(0) if numbers[1] < 0.5 else turned
+    side = max(1, round(size * (0.75 + 0.25 * numbers[2])))
+    x, y = int((size - side + 1) * numbers[3]), int((size - side + 1) * numbers[4])
+    image = torch.zeros(size, size)
+    image[x : x + side, y : y + side] = _resized(turned, side).clamp(0, 1)
+    return image
