@@ -12,6 +12,7 @@ from torch import Tensor
 
 from bdgd.keyed import keyed_generator
 from bdgd.models import GradientBlock, fused
+from bdgd.models.primal_dual import _update
 from bdgd.operators import FanBeam, Geometry, ParallelBeam, RayTransform
 from bdgd.operators.on_the_fly import OnTheFly
 
@@ -119,3 +120,22 @@ def test_a_gpu_takes_the_fast_paths_by_itself() -> None:
     with torch.autocast("cuda", torch.bfloat16):
         assert fused.usable(normal(1))
     assert not fused.usable(normal(1))
+
+
+@pytest.mark.parametrize(("channels", "outputs"), [(6, 5), (7, 5)])
+def test_the_updates_of_primal_dual_and_their_gradients_are_the_plain_ones(
+    channels: int, outputs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    plain = _update(channels, outputs)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in plain.parameters():  # slopes of either sign too
+            parameter.uniform_(-0.3, 0.3, generator=generator)
+    plain.to(DEVICE)
+    x, incoming = normal(2, channels, 9, 13).requires_grad_(), normal(2, outputs, 9, 13, seed=1)
+    wanted, got = plain(x), fused.stack(x, list(plain.parameters()), torch.float32)
+    assert_near(got, wanted)
+    variables = [x, *plain.parameters()]
+    for g, w in zip(torch.autograd.grad(got, variables, incoming), torch.autograd.grad(wanted, variables, incoming), strict=True):
+        assert_near(g, w)

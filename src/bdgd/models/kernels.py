@@ -23,20 +23,33 @@ def _inside(row, column, tap, height, width):
 
 
 @triton.jit
+def _prelu(x, slopes):
+    return tl.where(x > 0, x, (x.to(tl.float32) * slopes).to(x.dtype))
+
+
+@triton.jit
 def convolve(
     inputs,  # (B, H, W, CI)
     weights,  # (9, CI, CO); with TRANSPOSED (9, CO, CI)
-    other,  # the bias (CO,); with TRANSPOSED the activations (B, H, W, CO) whose ReLU is differentiated
+    other,  # the bias (CO,); with TRANSPOSED the level (B, H, W, CO) whose activation is differentiated
+    slopes,  # with PRELU those of the activation of the inputs (CI,), or with TRANSPOSED of `other` (CO,)
     outputs,  # (B, H, W, CO)
     sums,  # with TRANSPOSED the outputs of each program summed over its pixels (B * programs per image, CO): the bias's gradient
+    slope_sums,  # with TRANSPOSED and PRELU the same for the slopes
     height,
     width,
     CI: tl.constexpr,
     CO: tl.constexpr,
     TRANSPOSED: tl.constexpr,
+    RELU: tl.constexpr,
+    PRELU: tl.constexpr,
     PIXELS: tl.constexpr,
 ):
-    """relu(convolution + bias); with TRANSPOSED the gradient with respect to the convolution's input, through the ReLU below it."""
+    """A layer: convolution + bias, with RELU then the ReLU, with PRELU of inputs that still have to go through theirs.
+
+    With TRANSPOSED the gradient with respect to the level below, through the activation between them. ReLUs are applied when a
+    level is written, PReLUs when it is read: what lies below 0 is needed for the gradient of their slopes.
+    """
     pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
     row, column = pixel // width, pixel % width
     place = tl.program_id(1).to(tl.int64) * height * width + pixel
@@ -47,15 +60,26 @@ def convolve(
     for tap in tl.range(9):
         shift = (tap // 3 - 1) * width + tap % 3 - 1
         x = tl.load(here + shift * CI, mask=_inside(row, column, tap, height, width)[:, None], other=0.0)
+        if PRELU and not TRANSPOSED:
+            x = _prelu(x, tl.load(slopes + ci)[None, :])
         w = tl.trans(tl.load(tile + (8 - tap) * (CI * CO))) if TRANSPOSED else tl.load(tile + tap * (CI * CO))
         total = tl.dot(x, w, total, input_precision="ieee")
     there, valid = place[:, None] * CO + co[None, :], (row < height)[:, None]
     if TRANSPOSED:
-        total = tl.where(tl.load(other + there, mask=valid, other=0.0) > 0, total, 0.0)
-        program = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
-        tl.store(sums + program * CO + co, tl.sum(total, 0))
+        if RELU or PRELU:
+            level = tl.load(other + there, mask=valid, other=0.0).to(tl.float32)
+            total = tl.where(valid, total, 0.0)
+            program = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+            if PRELU:
+                tl.store(slope_sums + program * CO + co, tl.sum(tl.where(level > 0, 0.0, total * level), 0))
+                total = tl.where(level > 0, total, total * tl.load(slopes + co)[None, :])
+            else:
+                total = tl.where(level > 0, total, 0.0)
+            tl.store(sums + program * CO + co, tl.sum(total, 0))
     else:
-        total = tl.maximum(total + tl.load(other + co)[None, :], 0.0)
+        total += tl.load(other + co)[None, :]
+        if RELU:
+            total = tl.maximum(total, 0.0)
     tl.store(outputs + there, total.to(outputs.dtype.element_ty), mask=valid)
 
 
@@ -63,6 +87,7 @@ def convolve(
 def correlate(
     moved,  # (B, H, W, CM)
     fixed,  # (B, H, W, CF)
+    slopes,  # of the PReLU that the one or the other still has to go through
     sums,  # partial sums (splits, 9, CM, CF)
     tiles,
     tiles_per_image,
@@ -70,6 +95,8 @@ def correlate(
     width,
     CM: tl.constexpr,
     CF: tl.constexpr,
+    PRELU_MOVED: tl.constexpr,
+    PRELU_FIXED: tl.constexpr,
     PIXELS: tl.constexpr,
 ):
     """sum over pixels p of moved[p + tap] fixed[p]', the weight gradient of a convolution.
@@ -85,14 +112,21 @@ def correlate(
         row, beside = pixel // width, (pixel % width)[:, None] + (k // CM - 1)[None, :]
         place = (tile // tiles_per_image).to(tl.int64) * height * width + pixel
         f = tl.load(fixed + place[:, None] * CF + cf[None, :], mask=(row < height)[:, None], other=0.0)
+        if PRELU_FIXED:
+            f = _prelu(f, tl.load(slopes + cf)[None, :])
         here = moved + (place - 1)[:, None] * CM + k[None, :]
         valid = (beside >= 0) & (beside < width) & (k < 3 * CM)[None, :]
-        m = tl.load(here - width * CM, mask=valid & ((row >= 1) & (row <= height))[:, None], other=0.0)
-        above = tl.dot(tl.trans(m), f, above, input_precision="ieee")
-        m = tl.load(here, mask=valid & (row < height)[:, None], other=0.0)
-        level = tl.dot(tl.trans(m), f, level, input_precision="ieee")
-        m = tl.load(here + width * CM, mask=valid & (row < height - 1)[:, None], other=0.0)
-        below = tl.dot(tl.trans(m), f, below, input_precision="ieee")
+        for line in tl.static_range(3):
+            inside = (row + line >= 1) & (row + line <= height) & (row < height)
+            m = tl.load(here + (line - 1) * width * CM, mask=valid & inside[:, None], other=0.0)
+            if PRELU_MOVED:
+                m = _prelu(m, tl.load(slopes + k % CM)[None, :])
+            if line == 0:
+                above = tl.dot(tl.trans(m), f, above, input_precision="ieee")
+            elif line == 1:
+                level = tl.dot(tl.trans(m), f, level, input_precision="ieee")
+            else:
+                below = tl.dot(tl.trans(m), f, below, input_precision="ieee")
     to = sums + split * (9 * CM * CF) + k[:, None] * CF + cf[None, :]
     tl.store(to, above, mask=(k < 3 * CM)[:, None])
     tl.store(to + 3 * CM * CF, level, mask=(k < 3 * CM)[:, None])

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from bdgd.checks import require_count
 from bdgd.keyed import keyed_generator
+from bdgd.models import fused
 from bdgd.models.last_layers import reset_convolution
 from bdgd.models.reconstructor import Reconstructor
 from bdgd.operators import LinearOperator, operator_norm
@@ -57,10 +58,17 @@ class LearnedPrimalDual(Reconstructor):
         return {"iterations": len(self.primal), "value_scale": self.value_scale}
 
 
-def _update(channels_in: int, channels_out: int) -> nn.Sequential:
+class _Update(nn.Sequential):
+    """Three convolutions with PReLUs between them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return fused.stack(x, list(self.parameters())) if fused.usable(x) else super().forward(x)
+
+
+def _update(channels_in: int, channels_out: int) -> _Update:
     def convolution(a: int, b: int) -> nn.Conv2d:
         return nn.Conv2d(a, b, 3, padding=1)
 
-    return nn.Sequential(
+    return _Update(
         convolution(channels_in, WIDTH), nn.PReLU(WIDTH), convolution(WIDTH, WIDTH), nn.PReLU(WIDTH), convolution(WIDTH, channels_out)
     )
