@@ -29,7 +29,7 @@ from bdgd.evaluation import test_scans as scans_of_the_tables
 from bdgd.operators import FanBeam, ParallelBeam, RayTransform
 
 SOURCE = Path(__file__).resolve().parents[1] / "src"
-ORDER = ["demo", "doctor", "reconstruct", "train", "simulate", "evaluate", "calibrate", "reproduce", "bench", "serve"]
+ORDER = ["demo", "doctor", "reconstruct", "train", "simulate", "evaluate", "measured", "calibrate", "reproduce", "bench", "serve"]
 
 
 def bdgd(*arguments: object) -> Any:

@@ -120,10 +120,8 @@ def find_scans(folder: Path) -> dict[str, Path]:
 def read_measured(name: str, path: Path) -> MeasuredScan:
     """A scan on the `scanner`'s views and detectors, with its segmentation."""
     scans, _ = match(read_scans(path), scanner())
-    if path.suffix == ".mat":
-        segmentation = read_matrix(_segmentation_file(path), "reconFullFbpSeg")
-    else:
-        segmentation = _packed_segmentation(path)
+    matlab = path.suffix == ".mat"
+    segmentation = read_matrix(_segmentation_file(path), "reconFullFbpSeg") if matlab else _packed_segmentation(path)
     if segmentation.shape != (_SIDE, _SIDE):
         raise InputError(f"{path}: the segmentation must have {_SIDE} x {_SIDE} pixels, got {segmentation.shape}")
     # The organisers' rows go down and their columns to the right; here the first index goes to the right and the second up.
