@@ -30,7 +30,7 @@ from bdgd.evaluation.measured import (
 from bdgd.evaluation.measured_figures import FIGURES, measured_figure
 from bdgd.evaluation.measured_tables import is_complete, measured_markdown, read_entries, write_entry
 from bdgd.evaluation.methods import DRAWS
-from bdgd.evaluation.mismatch import mismatch, mismatch_table
+from bdgd.evaluation.mismatch import mismatch, mismatch_table, read_mismatch
 from bdgd.evaluation.tables import insert
 from bdgd.models import load, pretrained
 from bdgd.storage import replacing, write_json
@@ -152,14 +152,17 @@ def _results(
 
 
 def _describe_mismatch(out: Output, folder: Path, paths: dict[str, Path], device: torch.device, page: Path | None) -> None:
-    """What the training scans that are there say about the scanner, once."""
+    """What the training scans that are there say about the scanner."""
     training = {name: path for name, path in paths.items() if name in TRAINING}
     if not training:
         return
-    with out.waiting("measuring air, noise, axis and beam hardening on the training scans"):
-        found = [mismatch(read_measured(name, path), device) for name, path in training.items()]
+    kept = folder / "mismatch.json"
+    found = read_mismatch(kept)
+    if [entry.name for entry in found] != list(training):
+        with out.waiting("measuring air, noise, axis and beam hardening on the training scans"):
+            found = [mismatch(read_measured(name, path), device) for name, path in training.items()]
+        write_json(kept, [entry.to_dict() for entry in found])
     text = mismatch_table(found)
-    write_json(folder / "mismatch.json", [entry.to_dict() for entry in found])
     with replacing(folder / "mismatch.md") as temporary:
         temporary.write_text(text + "\n")
     if page is not None:

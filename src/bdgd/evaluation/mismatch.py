@@ -5,8 +5,10 @@ A model that is trained on simulated scans meets these for the first time in a m
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
@@ -18,7 +20,7 @@ from bdgd.data import estimate_axis
 from bdgd.evaluation.challenge import MeasuredScan
 from bdgd.operators import RayTransform
 
-#: b of `linearised` for the challenge's tube (45 kV, 0.5 mm aluminium) and acrylic, the mean that `mismatch` finds on the five training scans.
+#: b of `linearised` for the challenge's tube (45 kV, 0.5 mm aluminium) and acrylic: the mean of what `mismatch` finds on the training scans.
 HARDENING = 0.27
 
 _AIR_DETECTORS = 8  # at either end of the line, which no disc reaches
@@ -46,7 +48,7 @@ def photon_noise(y: Tensor) -> float:
 
 
 def linearised(y: Tensor, *, air: float, hardening: float = HARDENING) -> Tensor:
-    """Line integrals of one attenuation from those of a beam that hardens: q + b q^2 with q = y - air, of the same slope in thin objects."""
+    """Line integrals of one attenuation from those of a beam that hardens: q + b q^2 with q = y - air, as steep in thin objects."""
     q = y - air
     return q + hardening * q.clamp(min=0).square()
 
@@ -77,7 +79,7 @@ class Mismatch:
         return 1 / self.noise**2
 
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "photons": self.photons}
+        return asdict(self)
 
 
 def mismatch(scan: MeasuredScan, device: torch.device | str = "cpu") -> Mismatch:
@@ -128,6 +130,16 @@ def _misfit(path: Tensor, p: Tensor, attenuation: float, hardening: float) -> fl
     q = attenuation * path
     predicted = q if hardening == 0 else ((1 + 4 * hardening * q).sqrt() - 1) / (2 * hardening)
     return float((predicted - p).square().mean().sqrt() / p.max())
+
+
+def read_mismatch(path: Path) -> list[Mismatch]:
+    """What was measured before and kept as JSON; empty where it was not."""
+    if not path.exists():
+        return []
+    try:
+        return [Mismatch(**entry) for entry in json.loads(path.read_text())]
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(f"{path} cannot be read as the mismatch of scans ({error}); delete it to make it again") from None
 
 
 def mismatch_table(found: Sequence[Mismatch]) -> str:
