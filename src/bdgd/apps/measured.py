@@ -16,7 +16,7 @@ from bdgd.apps.options import Device, Seed, choose_device, make_folder
 from bdgd.apps.provenance import provenance
 from bdgd.checks import InputError
 from bdgd.evaluation.challenge import CONDITIONS, TRAINING, Condition, MeasuredScan, find_scans, read_measured
-from bdgd.evaluation.figures import save_figure
+from bdgd.evaluation.figures import Panel, Scale, panels, save_figure
 from bdgd.evaluation.measured import (
     LINEAR,
     MeasuredMethod,
@@ -32,6 +32,7 @@ from bdgd.evaluation.measured_tables import is_complete, measured_markdown, read
 from bdgd.evaluation.methods import DRAWS
 from bdgd.evaluation.mismatch import mismatch, mismatch_table, read_mismatch
 from bdgd.evaluation.tables import insert
+from bdgd.evaluation.tooth import evaluate_tooth, read_tooth, tooth_table
 from bdgd.models import load, pretrained
 from bdgd.storage import replacing, write_json
 
@@ -46,6 +47,8 @@ Conditions = Annotated[list[str] | None, typer.Option("--condition", help=f"One 
 WithReference = Annotated[bool, typer.Option("--reference/--no-reference", help="PSNR against TV from left-out views: slow on a CPU.")]
 WithFigure = Annotated[bool, typer.Option("--figure", help="Also draw measured.png: three scans, each with every method.")]
 Page = Annotated[Path | None, typer.Option("--page", help="A Markdown page with <!-- views60 --> ... <!-- /views60 --> and so on to fill.")]
+ToothFile = Annotated[Path | None, typer.Option("--tooth", help="Also TomoPy's tooth (.npz) with a third of its views.")]
+ToothModel = Annotated[str | None, typer.Option("--tooth-model", help="A model for it: 61 views, 256 x 256 pixels of two detectors.")]
 Draws = Annotated[int, typer.Option("--draws", min=1, help="Monte-Carlo draws of a trained model.")]
 
 
@@ -61,6 +64,8 @@ def measured(
     page: Page = None,
     draws: Draws = DRAWS,
     seed: Seed = 0,
+    tooth: ToothFile = None,
+    tooth_model: ToothModel = None,
     device: Device = "auto",
 ) -> None:
     """Score methods on measured scans: few views and limited arcs, against segmentation, left-out views and the filled disc.
@@ -82,6 +87,8 @@ def measured(
         if page is not None:
             insert(page, asked.name, text)
         out.say(text + "\n")
+    if tooth is not None:
+        _tooth(out, job, tooth, tooth_model, page)
     if figure:
         _draw(out, output, find_scans(folder), job.method)
 
@@ -168,6 +175,20 @@ def _describe_mismatch(out: Output, folder: Path, paths: dict[str, Path], device
     if page is not None:
         insert(page, "mismatch", text)
     out.say(text + "\n")
+
+
+def _tooth(out: Output, job: _Job, path: Path, model: str | None, page: Path | None) -> None:
+    scans, network = read_tooth(path), None if model is None else load(model, device=job.device)
+    with out.waiting("reconstructing the tooth"):
+        scores, images = evaluate_tooth(scans, job.device, network, job.draws, job.seed)
+    text = tooth_table(scores)
+    write_json(job.folder / "tooth.json", {"scores": [s.to_dict() for s in scores], "provenance": provenance(job.seed, job.device)})
+    if page is not None:
+        insert(page, "tooth", text)
+    out.say(text + "\n")
+    scale = Scale("attenuation per detector width", 0.0, float(images["reference"].quantile(0.998)))
+    save_figure(panels([[Panel(image[-1, 0], name, scale) for name, image in images.items()]]), job.folder / "tooth.png")
+    out.say(f"wrote {job.folder / 'tooth.png'}")
 
 
 def _draw(out: Output, folder: Path, paths: dict[str, Path], method: Callable[[str], MeasuredMethod | None]) -> None:

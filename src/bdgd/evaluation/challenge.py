@@ -37,8 +37,8 @@ def scanner() -> FanBeam:
     """The challenge's scanner as it is used here, in millimetres: a view per degree, pairs of detectors, 256 x 256 pixels."""
     source_to_axis, source_to_detector, spacing = 410.66, 553.74, 0.4
     return FanBeam(
-        image_size=256,
-        angles=np.deg2rad(np.arange(_VIEWS)),
+        image_size=(256, 256),
+        angles=tuple(np.deg2rad(np.arange(_VIEWS)).tolist()),
         detectors=280,
         detector_spacing=spacing,
         pixel_size=spacing * source_to_axis / source_to_detector,

@@ -185,8 +185,8 @@ def predicted_views(found: Found, scan: MeasuredScan, condition: Condition) -> t
     turned = replace(left.geometry, angles=tuple(angle - found.rotation for angle in left.geometry.angles))
     A = RayTransform(replace(turned, image_size=model.image_size, pixel_size=model.pixel_size), device)
     generator, spread, predictions = named_generator("predicted views", posterior.seed), posterior.aleatoric.sqrt(), []
-    for _ in range(max(1, -(-_DRAWS // posterior.number))):  # one draw is predicted often enough for quantiles
-        for draw in posterior.draws():
+    for draw in posterior.draws():
+        for _ in range(max(1, -(-_DRAWS // posterior.number))):  # few draws are predicted often enough for quantiles
             clean = A(draw + spread * _normal(draw, generator))
             predictions.append((clean + air + sigma * torch.exp(clean / 2) * _normal(clean, generator)).cpu())
     y, part = left.sinograms, (1 - LEVEL) / 2

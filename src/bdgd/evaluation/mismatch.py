@@ -20,7 +20,7 @@ from bdgd.data import estimate_axis
 from bdgd.evaluation.challenge import MeasuredScan
 from bdgd.operators import RayTransform
 
-#: b of `linearised` for the challenge's tube (45 kV, 0.5 mm aluminium) and acrylic: the mean of what `mismatch` finds on the training scans.
+#: b of `linearised` for the challenge's tube (45 kV, 0.5 mm aluminium) and acrylic: the mean that `mismatch` finds on the training scans.
 HARDENING = 0.27
 
 _AIR_DETECTORS = 8  # at either end of the line, which no disc reaches

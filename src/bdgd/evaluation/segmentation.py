@@ -69,12 +69,12 @@ def matthews(estimate: Tensor, truth: Tensor, mask: Tensor | None = None) -> flo
 
 
 def filled_disc(segmentation: Tensor) -> Tensor:
-    """(H, W) the disc without its holes: the convex hull of the segmentation."""
+    """(H, W) the disc without its holes: the convex hull of the pixel centres of the segmentation."""
     from skimage.morphology import convex_hull_image
 
     if not bool(segmentation.any()):
         raise InputError("a segmentation without a single pixel of material has no disc; check that it belongs to the scan")
-    return torch.from_numpy(convex_hull_image(segmentation.cpu().numpy()))
+    return torch.from_numpy(convex_hull_image(segmentation.cpu().numpy(), offset_coordinates=False)) | segmentation.cpu()
 
 
 def inside_of(disc: Tensor, pixels: int = ERODED) -> Tensor:
