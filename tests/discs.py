@@ -38,7 +38,7 @@ def measured_disc(
     axis: float = 0.0,
     generator: torch.Generator | None = None,
 ) -> MeasuredScan:
-    """The disc as the scanner sees it: p of q = p + b p^2, plus air, plus photon noise; axis: the detector that sees it, from the middle."""
+    """The disc as it is measured: p of q = p + b p^2, plus air, plus photon noise; axis: the detector that sees it, from the middle"""
     geometry = scanner()
     shifted = replace(geometry, detector_offset=-axis * geometry.detector_spacing)
     q = ellipse_sinogram(disc_with_holes(), shifted, unit=1 / geometry.pixel_size, dtype=torch.float64)
