@@ -70,12 +70,15 @@ def measured(
 ) -> None:
     """Score methods on measured scans: few views and limited arcs, against segmentation, left-out views and the filled disc.
 
-    Scores that are there already are kept, so an interrupted run goes on where it was. Example: bdgd measured htc2022 fbp --no-reference
+    Scores that are there already are kept, so an interrupted run goes on where it was; delete a method's file to make them again.
+    Example: bdgd measured htc2022 fbp --no-reference
     """
     where, conditions = choose_device(device), [_condition(name) for name in condition or CONDITIONS]
     paths = _chosen(find_scans(folder), scan)
     references = References(make_folder(output) / "references", where) if reference else None
     job = _Job(output, paths, references, draws, seed, where)
+    for name in methods or ():
+        job.method(name)  # a wrong name is said before any work is done
     for asked in conditions:
         for name in methods or _available(out, asked):
             _fill(out, job, asked, name)
@@ -112,7 +115,7 @@ def _available(out: Output, condition: Condition) -> list[str]:
     for name in wanted:
         if name not in pretrained():
             out.note(f"{condition.name}: no trained model {name} is shipped yet; its row stays empty")
-    return ["disc", "fbp", "tv", *(name for name in wanted if name in pretrained())]
+    return ["disc", "fbp", "tv", f"fbp{LINEAR}", f"tv{LINEAR}", *(name for name in wanted if name in pretrained())]
 
 
 @dataclass(frozen=True, eq=False)

@@ -36,7 +36,7 @@ LINEAR = "+linear"
 TV_WEIGHTS = (3e-5, 1e-5, 3e-6, 1e-6)
 #: Of the reference: from the 180 odd views of tc it misses the even ones by 0.0110, with 3e-6 by 0.0111 and with 1e-6 by 0.0118.
 REFERENCE_WEIGHT = 1e-5
-#: An arc leaves the minimum so flat that ten times as many iterations change no score in its second decimal.
+#: Arcs converge slowly: 07a over 30 degrees has an MCC inside of 0.184 after 600 iterations from FBP and of 0.186 after 2400.
 TOLERANCE, MOST_ITERATIONS = 3e-3, 600
 LEVEL = 0.95
 _PREDICTED = 5  # every so manieth left-out view is predicted
@@ -190,7 +190,7 @@ def predicted_views(found: Found, scan: MeasuredScan, condition: Condition) -> t
             clean = A(draw + spread * _normal(draw, generator))
             predictions.append((clean + air + sigma * torch.exp(clean / 2) * _normal(clean, generator)).cpu())
     y, part = left.sinograms, (1 - LEVEL) / 2
-    lower, upper = (torch.quantile(torch.stack(predictions), q, dim=0) for q in (part, 1 - part))
+    lower, upper = torch.from_numpy(np.quantile(torch.stack(predictions).numpy(), (part, 1 - part), axis=0)).to(y)
     noise = 2 * torch.special.ndtri(torch.tensor(1 - part)) * sigma * torch.exp(y / 2)
     return lower, upper, y, noise
 
