@@ -27,6 +27,7 @@ from bdgd.evaluation.segmentation import rotated
 from bdgd.inference import Posterior
 from bdgd.models import DeepGradientDescent, save
 from bdgd.operators import ParallelBeam, RayTransform
+from bdgd.storage import write_json
 
 CPU = torch.device("cpu")
 
@@ -216,6 +217,8 @@ def test_the_tooth_on_its_axis(tmp_path: Path, generator: torch.Generator, monke
     for b in (0, 1):
         assert by_method["TV", b].psnr > by_method["FBP", b].psnr + 1 and by_method["TV", b].missed < by_method["FBP", b].missed
     assert len(tooth.tooth_table(scores).splitlines()) == 6
+    write_json(tmp_path / "tooth.json", {"scores": [s.to_dict() for s in scores]})
+    assert tooth.read_tooth_scores(tmp_path / "tooth.json") == scores and tooth.read_tooth_scores(tmp_path / "none.json") == []
     np.savez(tmp_path / "bad.npz", sino=y.numpy())
     with pytest.raises(InputError, match="centre_px"):
         tooth.read_tooth(tmp_path / "bad.npz")

@@ -32,7 +32,7 @@ from bdgd.evaluation.measured_tables import is_complete, measured_markdown, read
 from bdgd.evaluation.methods import DRAWS
 from bdgd.evaluation.mismatch import mismatch, mismatch_table, read_mismatch
 from bdgd.evaluation.tables import insert
-from bdgd.evaluation.tooth import evaluate_tooth, read_tooth, tooth_table
+from bdgd.evaluation.tooth import evaluate_tooth, read_tooth, read_tooth_scores, tooth_table
 from bdgd.models import load, pretrained
 from bdgd.storage import replacing, write_json
 
@@ -91,7 +91,11 @@ def measured(
             insert(page, asked.name, text)
         out.say(text + "\n")
     if tooth is not None:
-        _tooth(out, job, tooth, tooth_model, page)
+        _tooth(out, job, tooth, tooth_model)
+    if scores := read_tooth_scores(output / "tooth.json"):
+        out.say(tooth_table(scores) + "\n")
+        if page is not None:
+            insert(page, "tooth", tooth_table(scores))
     if figure:
         _draw(out, output, find_scans(folder), job.method)
 
@@ -180,15 +184,11 @@ def _describe_mismatch(out: Output, folder: Path, paths: dict[str, Path], device
     out.say(text + "\n")
 
 
-def _tooth(out: Output, job: _Job, path: Path, model: str | None, page: Path | None) -> None:
+def _tooth(out: Output, job: _Job, path: Path, model: str | None) -> None:
     scans, network = read_tooth(path), None if model is None else load(model, device=job.device)
     with out.waiting("reconstructing the tooth"):
         scores, images = evaluate_tooth(scans, job.device, network, job.draws, job.seed)
-    text = tooth_table(scores)
     write_json(job.folder / "tooth.json", {"scores": [s.to_dict() for s in scores], "provenance": provenance(job.seed, job.device)})
-    if page is not None:
-        insert(page, "tooth", text)
-    out.say(text + "\n")
     scale = Scale("attenuation per detector width", 0.0, float(images["reference"].quantile(0.998)))
     save_figure(panels([[Panel(image[-1, 0], name, scale) for name, image in images.items()]]), job.folder / "tooth.png")
     out.say(f"wrote {job.folder / 'tooth.png'}")

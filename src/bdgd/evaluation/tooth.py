@@ -6,6 +6,7 @@ Every third view goes in; the others make the reference and are to be predicted.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -94,6 +95,16 @@ def evaluate_tooth(
             pair = images[name][b : b + 1], truth[b : b + 1], most
             scores.append(ToothScores(name, b, chosen[b], float(psnr(*pair)), float(ssim(*pair)), float(missed[b])))
     return scores, images
+
+
+def read_tooth_scores(path: Path) -> list[ToothScores]:
+    """What was scored before and kept as JSON; empty where it was not."""
+    if not path.exists():
+        return []
+    try:
+        return [ToothScores(**entry) for entry in json.loads(path.read_text())["scores"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} cannot be read as scores of the tooth ({error}); delete it to make it again") from None
 
 
 def tooth_table(scores: Sequence[ToothScores]) -> str:
