@@ -119,7 +119,8 @@ def _available(out: Output, condition: Condition) -> list[str]:
     for name in wanted:
         if name not in pretrained():
             out.note(f"{condition.name}: no trained model {name} is shipped yet; its row stays empty")
-    return ["disc", "fbp", "tv", f"fbp{LINEAR}", f"tv{LINEAR}", *(name for name in wanted if name in pretrained())]
+    methods = ["fbp", "tv", *(name for name in wanted if name in pretrained())]
+    return ["disc", *methods, *(f"{name}{LINEAR}" for name in methods)]
 
 
 @dataclass(frozen=True, eq=False)

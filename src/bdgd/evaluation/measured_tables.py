@@ -95,7 +95,8 @@ def rows(folder: Path, condition: Condition) -> list[Row]:
     """The rows that every table has, and after them whatever else was evaluated."""
     known = [Row("filled disc", "disc"), Row("FBP", "fbp"), Row("TV", "tv")]
     known += [Row("FBP, corrected", "fbp+linear"), Row("TV, corrected", "tv+linear")]
-    known += [Row("DGD", f"{condition.model}-dgd", True), Row("BDGD", f"{condition.model}-mfvi", True)]
+    for name, kind in (("DGD", "dgd"), ("BDGD", "mfvi")):
+        known += [Row(name, f"{condition.model}-{kind}", True), Row(f"{name}, corrected", f"{condition.model}-{kind}+linear")]
     there = sorted(path.name.removesuffix(".json") for path in (folder / condition.name).glob("*.json"))
     return known + [Row(name, name) for name in there if name not in {row.method for row in known}]
 
