@@ -168,7 +168,10 @@ def test_a_posterior_that_knows_all_covers_what_its_level_says(degrees: int, gen
 def entry(**by_setting: tuple[float, float | None]) -> dict[str, Any]:
     """Scores by setting, from (MCC inside, PSNR)."""
     kept = {"mcc": 0.9, "ssim": 0.8, "coverage": None, "width": None, "noise_width": None, "seconds": 1.0}
-    return {"results": {name: {**kept, "mcc_inside": a, "psnr": b} for name, (a, b) in by_setting.items()}, "provenance": {}}
+    return {
+        "results": {name: {**kept, "mcc_inside": a, "psnr": b} for name, (a, b) in by_setting.items()},
+        "provenance": {"hardware": "a machine"},
+    }
 
 
 def test_a_setting_is_chosen_on_other_groups_only() -> None:
@@ -190,8 +193,8 @@ def test_a_table_says_what_is_missing(tmp_path: Path) -> None:
     write_entry(tmp_path, "arc60", "some/where/mine.safetensors", "04a", entry(draws=(0.95, 30.0)))
     lines = measured_markdown(tmp_path, condition).splitlines()
     assert "| FBP | 3 | 0.900 | 0.700 | 0.60 | 0.80, 0.60 | 25.00 | 0.800 |" in "\n".join(lines)
-    assert sum(MISSING in line for line in lines) == 2 and lines[-1].startswith("| mine | 1 ")
-    assert len({line.count("|") for line in lines[2:]}) == 1
+    assert sum(MISSING in line for line in lines) == 2 and lines[-3].startswith("| mine | 1 ")
+    assert len({line.count("|") for line in lines[2:-2]}) == 1 and lines[-1] == "*Measured on a machine.*"
     kept = read_entries(tmp_path, "arc60", "fbp")
     assert is_complete(kept["ta"], True) and not is_complete(entry(hann=(0.5, None)), True) and is_complete(entry(hann=(0.5, None)), False)
     (tmp_path / "arc60" / "fbp.json").write_text("{")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 #: Which scans are shown under which condition: one easy, one hard, and one that no method can solve.
 FIGURES = (("ta", "views60"), ("04b", "arc60"), ("07a", "arc30"))
-_ERRORS = Scale("segmentation: acrylic that is none (+1), hole that is none (−1)", -1.0, 1.0, "RdBu_r")
+_ERRORS = Scale("segmentation minus the organisers'", -1.0, 1.0, "RdBu_r")
 
 
 def measured_figure(

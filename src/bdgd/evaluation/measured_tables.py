@@ -102,7 +102,7 @@ def rows(folder: Path, condition: Condition) -> list[Row]:
 
 
 def measured_markdown(folder: Path, condition: Condition) -> str:
-    """The table of a condition: means over the scans that are there."""
+    """The table of a condition: means over the scans that are there, and where they were made."""
     own = ", ".join(condition.own)
     columns = ["", "scans", "MCC", "MCC inside", "lowest"] + ([f"inside: {own}"] if own else [])
     columns += ["PSNR (dB)", "SSIM", "95 % covers", "width", "of noise"]
@@ -112,21 +112,25 @@ def measured_markdown(folder: Path, condition: Condition) -> str:
         f"| {' | '.join(columns)} |",
         "|---|" + "---:|" * (len(columns) - 1),
     ]
+    origins: set[str] = set()
     for row in rows(folder, condition):
-        scores = scores_of(read_entries(folder, condition.name, row.method))
+        entries = read_entries(folder, condition.name, row.method)
+        scores = scores_of(entries)
+        origins |= {str(entry["provenance"].get("hardware")) for entry in entries.values()}
         if scores:
             lines.append(f"| {row.name} | {len(scores)} | {' | '.join(_cells(scores, condition.own))} |")
         elif row.learned:
             lines.append(f"| {row.name} | 0 | {MISSING} |" + " |" * (len(columns) - 3))
-    return "\n".join(lines)
+    return "\n".join([*lines, "", f"*Measured on {'; '.join(sorted(origins)) or 'nothing yet'}.*"])
 
 
 def _cells(scores: Mapping[str, Mapping[str, float | None]], own: Sequence[str]) -> list[str]:
-    """The figures of a row; a score that no scan has is left empty."""
+    """The figures of a row; a score that no scan has is left empty, one that few have says how many. The solid disc has no inside."""
 
     def mean(score: str, digits: int) -> str:
         values = [value for entry in scores.values() if (value := entry[score]) is not None]
-        return f"{fmean(values):.{digits}f}" if values else ""
+        part = "" if len(values) == len(scores) or score == "mcc_inside" else f" ({len(values)})"
+        return f"{fmean(values):.{digits}f}{part}" if values else ""
 
     inside = [value for entry in scores.values() if (value := entry["mcc_inside"]) is not None]
     cells = [mean("mcc", 3), mean("mcc_inside", 3), f"{min(inside):.2f}" if inside else ""]
