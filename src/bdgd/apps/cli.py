@@ -18,12 +18,14 @@ from bdgd.apps.console import as_command
 from bdgd.apps.demo import demo
 from bdgd.apps.doctor import doctor
 from bdgd.apps.evaluate import evaluate
+from bdgd.apps.measured import measured
 from bdgd.apps.reconstruct import reconstruct
 from bdgd.apps.reproduce import reproduce
 from bdgd.apps.simulate import simulate
 from bdgd.apps.train import train
 
-#: Adding a command is one line here. The order: demo, doctor, reconstruct, train, simulate, evaluate, calibrate, reproduce, bench, serve.
+#: Adding a command is one line here, in the order demo, doctor, reconstruct, train, simulate, evaluate, measured, calibrate,
+#: reproduce, bench, serve.
 COMMANDS: list[Callable[..., None]] = [
     demo,
     doctor,
@@ -32,6 +34,7 @@ COMMANDS: list[Callable[..., None]] = [
     simulate,
     evaluate,
     calibrate,
+    measured,
     reproduce,
     bench,
 ]

@@ -19,7 +19,7 @@ import numpy as np
 
 from bdgd.checks import InputError, require_count, require_positive
 from bdgd.data.formats import htc
-from bdgd.data.formats.contents import EXPANSION, SMALL, Contents, InMemory, size_in_words
+from bdgd.data.formats.contents import EXPANSION, SMALL, Contents, InMemory, named_errors, size_in_words
 
 _SCANS = ("CtDataFull", "CtDataLimited")
 _LARGEST = 2**30  # bytes, packed or unpacked: a thousand views of a wide detector are 32 MB
@@ -65,22 +65,47 @@ def _single(value: Any) -> Any:
 
 def _read_scan(data: bytes) -> tuple[str, Any, tuple[str, ...]]:
     """The name and the value of the scan's struct, and the names of all variables."""
+    order = _byte_order(data)
+    variables = _variables(data, order)
+    found = [name for name in _SCANS if name in variables]
+    if len(found) != 1:
+        holds = ", ".join(sorted(variables))[:200] or "nothing"
+        raise InputError(f"a scan of the challenge holds CtDataFull or CtDataLimited, this file holds {holds}; give the scan's own file")
+    return found[0], _value(variables[found[0]], order, found[0]), tuple(variables)
+
+
+def read_matrix(path: Path, name: str) -> np.ndarray:
+    """One variable of a `.mat` file, which must be a matrix of numbers: the organisers' segmentation lies in a file of its own."""
+    if path.stat().st_size > _LARGEST:
+        raise InputError(f"{path} has {size_in_words(path.stat().st_size)}, more than the {size_in_words(_LARGEST)} that it may have")
+    data = path.read_bytes()
+    with named_errors(path, ".mat"):
+        order = _byte_order(data)
+        variables = _variables(data, order)
+        value = _value(variables[name], order, name) if name in variables else None
+        if not isinstance(value, np.ndarray) or value.ndim != 2:
+            raise InputError(f"it must hold {name}, a matrix of numbers, and holds {', '.join(sorted(variables))[:200] or 'nothing'}")
+    return value
+
+
+def _byte_order(data: bytes) -> str:
     order = {b"IM": "<", b"MI": ">"}.get(data[126:128])
     if data[:10] == b"MATLAB 7.3":
         raise InputError("it is a version 7.3 file; save it in MATLAB with the option '-v7'")
     if data[:6] != b"MATLAB" or order is None:
         raise InputError("it is no .mat file of version 5; save it in MATLAB with the option '-v7'")
+    return order
+
+
+def _variables(data: bytes, order: str) -> dict[str, memoryview]:
+    """The content of every matrix in the file by its name."""
     variables = {}
     for kind, content in _elements(memoryview(data)[128:], order):
         if kind == _COMPRESSED:
             ((kind, content),) = _elements(memoryview(_unpacked(content)), order)
         if kind == _MATRIX:
             variables[_variable_name(content, order)] = content
-    found = [name for name in _SCANS if name in variables]
-    if len(found) != 1:
-        holds = ", ".join(sorted(variables))[:200] or "nothing"
-        raise InputError(f"a scan of the challenge holds CtDataFull or CtDataLimited, this file holds {holds}; give the scan's own file")
-    return found[0], _value(variables[found[0]], order, found[0]), tuple(variables)
+    return variables
 
 
 def _unpacked(packed: memoryview) -> bytes:

@@ -1,0 +1,204 @@
+"""`bdgd measured`: FBP, TV and trained models on the measured scans of the Helsinki Tomography Challenge 2022."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from bdgd.apps.console import Output
+from bdgd.apps.options import Device, Seed, choose_device, make_folder
+from bdgd.apps.provenance import provenance
+from bdgd.checks import InputError
+from bdgd.evaluation.challenge import CONDITIONS, TRAINING, Condition, MeasuredScan, find_scans, read_measured
+from bdgd.evaluation.figures import Panel, Scale, panels, save_figure
+from bdgd.evaluation.measured import (
+    LINEAR,
+    MeasuredMethod,
+    References,
+    disc_scores,
+    evaluate_scan,
+    measured_fbp,
+    measured_model,
+    measured_tv,
+)
+from bdgd.evaluation.measured_figures import FIGURES, measured_figure
+from bdgd.evaluation.measured_tables import is_complete, measured_markdown, read_entries, write_entry
+from bdgd.evaluation.methods import DRAWS
+from bdgd.evaluation.mismatch import mismatch, mismatch_table, read_mismatch
+from bdgd.evaluation.tables import insert
+from bdgd.evaluation.tooth import evaluate_tooth, read_tooth, read_tooth_scores, tooth_table
+from bdgd.models import load, pretrained
+from bdgd.storage import replacing, write_json
+
+Folder = Annotated[Path, typer.Argument(help="The challenge's scans as downloaded: .mat files, or compact .npz files.")]
+Names = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[METHOD]...", help="fbp, tv, a model's name or file, each also with +linear; all that is shipped without any."),
+]
+Results = Annotated[Path, typer.Option("--output", "-o", help="Where scores and tables are kept.")]
+Scans = Annotated[list[str] | None, typer.Option("--scan", help="Only this scan (ta, 01a, ...); may be repeated.")]
+Conditions = Annotated[list[str] | None, typer.Option("--condition", help=f"One of {', '.join(CONDITIONS)}; may be repeated.")]
+WithReference = Annotated[bool, typer.Option("--reference/--no-reference", help="PSNR against TV from left-out views: slow on a CPU.")]
+WithFigure = Annotated[bool, typer.Option("--figure", help="Also draw measured.png: three scans, each with every method.")]
+Page = Annotated[Path | None, typer.Option("--page", help="A Markdown page with <!-- views60 --> ... <!-- /views60 --> and so on to fill.")]
+ToothFile = Annotated[Path | None, typer.Option("--tooth", help="Also TomoPy's tooth (.npz) with a third of its views.")]
+ToothModel = Annotated[str | None, typer.Option("--tooth-model", help="A model for it: 61 views, 256 x 256 pixels of two detectors.")]
+Draws = Annotated[int, typer.Option("--draws", min=1, help="Monte-Carlo draws of a trained model.")]
+
+
+def measured(
+    out: Output,
+    folder: Folder,
+    methods: Names = None,
+    output: Results = Path("results/measured"),
+    scan: Scans = None,
+    condition: Conditions = None,
+    reference: WithReference = True,
+    figure: WithFigure = False,
+    page: Page = None,
+    draws: Draws = DRAWS,
+    seed: Seed = 0,
+    tooth: ToothFile = None,
+    tooth_model: ToothModel = None,
+    device: Device = "auto",
+) -> None:
+    """Score methods on measured scans: few views and limited arcs, against segmentation, left-out views and the filled disc.
+
+    Scores that are there already are kept, so an interrupted run goes on where it was; delete a method's file to make them again.
+    Example: bdgd measured htc2022 fbp --no-reference
+    """
+    where, conditions = choose_device(device), [_condition(name) for name in condition or CONDITIONS]
+    paths = _chosen(find_scans(folder), scan)
+    references = References(make_folder(output) / "references", where) if reference else None
+    job = _Job(output, paths, references, draws, seed, where)
+    for name in methods or ():
+        job.method(name)  # a wrong name is said before any work is done
+    for asked in conditions:
+        for name in methods or _available(out, asked):
+            _fill(out, job, asked, name)
+    _describe_mismatch(out, output, find_scans(folder), where, page)
+    for asked in conditions:
+        text = measured_markdown(output, asked)
+        with replacing(output / f"{asked.name}.md") as temporary:
+            temporary.write_text(text + "\n")
+        if page is not None:
+            insert(page, asked.name, text)
+        out.say(text + "\n")
+    if tooth is not None:
+        _tooth(out, job, tooth, tooth_model)
+    if scores := read_tooth_scores(output / "tooth.json"):
+        out.say(tooth_table(scores) + "\n")
+        if page is not None:
+            insert(page, "tooth", tooth_table(scores))
+    if figure:
+        _draw(out, output, find_scans(folder), job.method)
+
+
+def _condition(name: str) -> Condition:
+    if name not in CONDITIONS:
+        raise InputError(f"--condition must be one of {', '.join(CONDITIONS)}, got {name!r}")
+    return CONDITIONS[name]
+
+
+def _chosen(paths: dict[str, Path], names: Sequence[str] | None) -> dict[str, Path]:
+    for name in names or ():
+        if name not in paths:
+            raise InputError(f"--scan must be one of {', '.join(paths)}, which the folder holds, got {name!r}")
+    return {name: path for name, path in paths.items() if not names or name in names}
+
+
+def _available(out: Output, condition: Condition) -> list[str]:
+    """Everything that fits the condition; a model that is not shipped is named."""
+    wanted = [f"{condition.model}-{kind}" for kind in ("dgd", "mfvi")]
+    for name in wanted:
+        if name not in pretrained():
+            out.note(f"{condition.name}: no trained model {name} is shipped yet; its row stays empty")
+    methods = ["fbp", "tv", *(name for name in wanted if name in pretrained())]
+    return ["disc", *methods, *(f"{name}{LINEAR}" for name in methods)]
+
+
+@dataclass(frozen=True, eq=False)
+class _Job:
+    """What all conditions and methods share."""
+
+    folder: Path
+    paths: dict[str, Path]
+    references: References | None
+    draws: int
+    seed: int
+    device: torch.device
+
+    def method(self, name: str) -> MeasuredMethod | None:
+        """The method of a name, with or without +linear; None is the filled disc, which looks at the segmentation alone."""
+        plain = name.removesuffix(LINEAR)
+        if plain == "disc":
+            return None
+        if plain in ("fbp", "tv"):
+            return partial(measured_fbp if plain == "fbp" else measured_tv, self.device)
+        if plain not in pretrained() and not Path(plain).is_file():
+            raise InputError(f"METHOD must be disc, fbp, tv, a shipped model, or the file of a model, got {name!r}; check its name")
+        return partial(measured_model, load(plain, device=self.device), self.draws, self.seed)
+
+
+def _fill(out: Output, job: _Job, condition: Condition, name: str) -> None:
+    """Add the scans that are not there yet, one after the other."""
+    method, there = job.method(name), read_entries(job.folder, condition.name, name)
+    needed = job.references is not None and method is not None
+    missing = {scan: path for scan, path in job.paths.items() if not is_complete(there.get(scan), needed)}
+    with out.progress(f"{condition.name} {name}", len(missing)) as step:
+        for scan, path in missing.items():
+            results = _results(name, method, read_measured(scan, path), condition, job.references)
+            write_entry(job.folder, condition.name, name, scan, {"results": results, "provenance": provenance(job.seed, job.device)})
+            step(1, f"{scan}: {max((result['mcc_inside'] or 0.0) for result in results.values()):.3f}")
+
+
+def _results(
+    name: str, method: MeasuredMethod | None, scan: MeasuredScan, condition: Condition, references: References | None
+) -> dict[str, dict[str, float | None]]:
+    if method is None:
+        return {"disc": disc_scores(scan).to_dict()}
+    return evaluate_scan(name, method, scan, condition, references)
+
+
+def _describe_mismatch(out: Output, folder: Path, paths: dict[str, Path], device: torch.device, page: Path | None) -> None:
+    """What the training scans that are there say about the scanner."""
+    training = {name: path for name, path in paths.items() if name in TRAINING}
+    if not training:
+        return
+    kept = folder / "mismatch.json"
+    found = read_mismatch(kept)
+    if [entry.name for entry in found] != list(training):
+        with out.waiting("measuring air, noise, axis and beam hardening on the training scans"):
+            found = [mismatch(read_measured(name, path), device) for name, path in training.items()]
+        write_json(kept, [entry.to_dict() for entry in found])
+    text = mismatch_table(found)
+    with replacing(folder / "mismatch.md") as temporary:
+        temporary.write_text(text + "\n")
+    if page is not None:
+        insert(page, "mismatch", text)
+    out.say(text + "\n")
+
+
+def _tooth(out: Output, job: _Job, path: Path, model: str | None) -> None:
+    scans, network = read_tooth(path), None if model is None else load(model, device=job.device)
+    with out.waiting("reconstructing the tooth"):
+        scores, images = evaluate_tooth(scans, job.device, network, job.draws, job.seed)
+    write_json(job.folder / "tooth.json", {"scores": [s.to_dict() for s in scores], "provenance": provenance(job.seed, job.device)})
+    scale = Scale("attenuation per detector width", 0.0, float(images["reference"].quantile(0.998)))
+    save_figure(panels([[Panel(image[-1, 0], name, scale) for name, image in images.items()]]), job.folder / "tooth.png")
+    out.say(f"wrote {job.folder / 'tooth.png'}")
+
+
+def _draw(out: Output, folder: Path, paths: dict[str, Path], method: Callable[[str], MeasuredMethod | None]) -> None:
+    shown = [(read_measured(scan, paths[scan]), CONDITIONS[name]) for scan, name in FIGURES if scan in paths]
+    if not shown:
+        raise InputError(f"--figure shows the scans {', '.join(scan for scan, _ in FIGURES)}, and the folder holds none of them")
+    with out.waiting("drawing"):
+        save_figure(measured_figure(folder, shown, method), folder / "measured.png")
+    out.say(f"wrote {folder / 'measured.png'}")

@@ -1,0 +1,85 @@
+"""A picture of measured scans: what every method makes of three of them, and where its segmentation is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from bdgd.evaluation.challenge import Condition, MeasuredScan
+from bdgd.evaluation.figures import Panel, Scale, panels
+from bdgd.evaluation.measured import Found, MeasuredMethod, acrylic_value
+from bdgd.evaluation.measured_tables import MISSING, chosen_setting, read_entries
+from bdgd.evaluation.segmentation import filled_disc, inside_of, matthews, rotated, segmented
+from bdgd.models import pretrained
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: Which scans are shown under which condition: one easy, one hard, and one that no method can solve.
+FIGURES = (("ta", "views60"), ("04b", "arc60"), ("07a", "arc30"))
+_ERRORS = Scale("segmentation minus the organisers'", -1.0, 1.0, "RdBu_r")
+
+
+def measured_figure(
+    folder: Path, shown: Sequence[tuple[MeasuredScan, Condition]], method: Callable[[str], MeasuredMethod | None]
+) -> Figure:
+    """A row per scan: FBP, TV, where a model is shipped its mean and standard deviation, and the errors of the segmentations."""
+    with_models = any(f"{condition.model}-mfvi" in pretrained() for _, condition in shown)
+    drawn = [_row(folder, scan, condition, method, with_models) for scan, condition in shown]
+    return panels(drawn, [f"{scan.name}, {condition.title}" for scan, condition in shown])
+
+
+def _row(
+    folder: Path, scan: MeasuredScan, condition: Condition, method: Callable[[str], MeasuredMethod | None], with_models: bool
+) -> list[Panel]:
+    fbp = _found(folder, "fbp", method("fbp"), scan, condition)
+    tv = _found(folder, "tv", method("tv"), scan, condition)
+    attenuation = Scale("attenuation (1/mm)", 0.0, 0.05)
+    row = [Panel(_seen(fbp), "FBP", attenuation), Panel(_seen(tv), "TV", attenuation)]
+    errors = [_errors(tv, scan, "TV")]
+    if with_models:
+        name = f"{condition.model}-mfvi"
+        trained = _found(folder, name, method(name), scan, condition) if name in pretrained() else None
+        row += _model_panels(trained, scan, attenuation)
+        errors.append(_errors(trained, scan, "BDGD"))
+    return row + errors
+
+
+def _found(folder: Path, name: str, method: MeasuredMethod | None, scan: MeasuredScan, condition: Condition) -> Found:
+    """The image of the setting that the table takes for this scan; where there is no choice yet, the first."""
+    assert method is not None
+    entries = read_entries(folder, condition.name, name)
+    wanted = chosen_setting(entries, scan.name, "mcc_inside") if scan.name in entries else None
+    first = None
+    for setting, found in method(scan, condition):
+        first = found if first is None else first
+        if setting == wanted or wanted is None:
+            return found
+    assert first is not None
+    return first
+
+
+def _model_panels(found: Found | None, scan: MeasuredScan, attenuation: Scale) -> list[Panel]:
+    if found is None or found.posterior is None:
+        blank = torch.zeros(scan.segmentation.shape)
+        return [Panel(blank, f"BDGD: {MISSING}", attenuation)] * 2
+    std = rotated(found.posterior.std, found.rotation)[0, 0]
+    scale = Scale("standard deviation (1/mm)", 0.0, 0.3 * acrylic_value(found.image, scan.segmentation), "magma")
+    return [Panel(_seen(found), "BDGD mean", attenuation), Panel(std, "BDGD std", scale)]
+
+
+def _seen(found: Found) -> Tensor:
+    return rotated(found.image, found.rotation)[0, 0]
+
+
+def _errors(found: Found | None, scan: MeasuredScan, name: str) -> Panel:
+    if found is None:
+        return Panel(torch.zeros(scan.segmentation.shape), f"{name}: {MISSING}", _ERRORS)
+    estimate = segmented(found.image, found.rotation)
+    inside = matthews(estimate, scan.segmentation, inside_of(filled_disc(scan.segmentation)))
+    title = f"{name}: MCC inside {inside:.2f}" if inside is not None else name
+    return Panel(estimate.float() - scan.segmentation.float(), title, _ERRORS)

@@ -1,0 +1,151 @@
+"""The table of measured scans: one file per condition and method with an entry per scan, rendered as Markdown, what is missing named.
+
+Where a method tried several settings (the weights of TV), an entry has them all, and a scan takes the setting that is best on the scans
+of other groups: by MCC inside the disc for both MCC, by PSNR for PSNR and SSIM.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from bdgd.checks import InputError
+from bdgd.evaluation.challenge import ARCS, Condition
+from bdgd.storage import write_json
+
+Results = Mapping[str, Mapping[str, Any]]  # setting -> score -> value
+MISSING = "not trained yet"
+
+
+def label(method: str) -> str:
+    """The name of a method in files and tables: its own, or the stem of a model's file."""
+    return Path(method).name.replace(".safetensors", "")
+
+
+def read_entries(folder: Path, condition: str, method: str) -> dict[str, dict[str, Any]]:
+    """What is there of a condition and a method: {scan: {"results": ..., "provenance": ...}}."""
+    path = _file(folder, condition, method)
+    if not path.exists():
+        return {}
+    try:
+        scans = json.loads(path.read_text())["scans"]
+        return {name: {"results": entry["results"], "provenance": entry["provenance"]} for name, entry in scans.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{path} cannot be read as scores of measured scans ({error}); delete it to make it again") from None
+
+
+def write_entry(folder: Path, condition: str, method: str, scan: str, entry: dict[str, Any]) -> None:
+    """Add or replace one scan; an interrupted evaluation goes on after the last."""
+    scans = {**read_entries(folder, condition, method), scan: entry}
+    path = _file(folder, condition, method)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, {"condition": condition, "method": label(method), "scans": dict(sorted(scans.items()))})
+
+
+def is_complete(entry: dict[str, Any] | None, with_reference: bool) -> bool:
+    """Whether nothing has to be made again: an entry made without a reference lacks its PSNR."""
+    return entry is not None and (not with_reference or all(result["psnr"] is not None for result in entry["results"].values()))
+
+
+def chosen_setting(entries: Mapping[str, Mapping[str, Any]], scan: str, score: str) -> str | None:
+    """The setting with the highest mean of that score over the scans of other groups; None where no such scan is there."""
+    settings = list(entries[scan]["results"])
+    if len(settings) == 1:
+        return settings[0]
+    others = [entry["results"] for name, entry in entries.items() if _group(name) != _group(scan)]
+    means = {}
+    for setting in settings:
+        values = [results[setting][score] for results in others if results.get(setting, {}).get(score) is not None]
+        if values:
+            means[setting] = fmean(values)
+    return max(means, key=means.__getitem__) if means else None
+
+
+def scores_of(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float | None]]:
+    """{scan: {score: value}}, each with the setting that was chosen for it."""
+    table = {}
+    for scan, entry in entries.items():
+        values: dict[str, float | None] = {}
+        for score, choice in _CHOSEN_BY.items():
+            setting = chosen_setting(entries, scan, choice)
+            values[score] = None if setting is None else entry["results"][setting].get(score)
+        table[scan] = values
+    return table
+
+
+#: By which score the setting is chosen that a score is taken from.
+_CHOSEN_BY = {
+    **dict.fromkeys(("mcc", "mcc_inside", "coverage", "width", "noise_width"), "mcc_inside"),
+    **dict.fromkeys(("psnr", "ssim"), "psnr"),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str
+    method: str
+    learned: bool = False
+
+
+def rows(folder: Path, condition: Condition) -> list[Row]:
+    """The rows that every table has, and after them whatever else was evaluated."""
+    known = [Row("filled disc", "disc"), Row("FBP", "fbp"), Row("TV", "tv")]
+    known += [Row("FBP, corrected", "fbp+linear"), Row("TV, corrected", "tv+linear")]
+    for name, kind in (("DGD", "dgd"), ("BDGD", "mfvi")):
+        known += [Row(name, f"{condition.model}-{kind}", True), Row(f"{name}, corrected", f"{condition.model}-{kind}+linear")]
+    there = sorted(path.name.removesuffix(".json") for path in (folder / condition.name).glob("*.json"))
+    return known + [Row(name, name) for name in there if name not in {row.method for row in known}]
+
+
+def measured_markdown(folder: Path, condition: Condition) -> str:
+    """The table of a condition: means over the scans that are there, and where they were made."""
+    own = ", ".join(condition.own)
+    columns = ["", "scans", "MCC", "MCC inside", "lowest"] + ([f"inside: {own}"] if own else [])
+    columns += ["PSNR (dB)", "SSIM", "95 % covers", "width", "of noise"]
+    lines = [
+        f"**{condition.title[0].upper()}{condition.title[1:]}**",
+        "",
+        f"| {' | '.join(columns)} |",
+        "|---|" + "---:|" * (len(columns) - 1),
+    ]
+    origins: set[str] = set()
+    for row in rows(folder, condition):
+        entries = read_entries(folder, condition.name, row.method)
+        scores = scores_of(entries)
+        origins |= {str(entry["provenance"].get("hardware")) for entry in entries.values()}
+        if scores:
+            lines.append(f"| {row.name} | {len(scores)} | {' | '.join(_cells(scores, condition.own))} |")
+        elif row.learned:
+            lines.append(f"| {row.name} | 0 | {MISSING} |" + " |" * (len(columns) - 3))
+    return "\n".join([*lines, "", f"*Measured on {'; '.join(sorted(origins)) or 'nothing yet'}.*"])
+
+
+def _cells(scores: Mapping[str, Mapping[str, float | None]], own: Sequence[str]) -> list[str]:
+    """The figures of a row; a score that no scan has is left empty, one that few have says how many. The solid disc has no inside."""
+
+    def mean(score: str, digits: int) -> str:
+        values = [value for entry in scores.values() if (value := entry[score]) is not None]
+        part = "" if len(values) == len(scores) or score == "mcc_inside" else f" ({len(values)})"
+        return f"{fmean(values):.{digits}f}{part}" if values else ""
+
+    inside = [value for entry in scores.values() if (value := entry["mcc_inside"]) is not None]
+    cells = [mean("mcc", 3), mean("mcc_inside", 3), f"{min(inside):.2f}" if inside else ""]
+    if own:
+        cells.append(", ".join(_short(scores.get(name, {}).get("mcc_inside")) for name in own))
+    return [*cells, mean("psnr", 2), mean("ssim", 3), mean("coverage", 3), mean("width", 4), mean("noise_width", 4)]
+
+
+def _short(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"  # noqa: RUF001 (an en dash for what is not there)
+
+
+def _group(scan: str) -> str:
+    return scan[:2] if scan in ARCS else "training"
+
+
+def _file(folder: Path, condition: str, method: str) -> Path:
+    return folder / condition / f"{label(method)}.json"

@@ -1,0 +1,155 @@
+"""How a measured scan differs from y = A x: the air, the noise, the axis of rotation and the beam, each as a number.
+
+A model that is trained on simulated scans meets these for the first time in a measured one, so its training randomises them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bdgd.checks import InputError
+from bdgd.data import estimate_axis
+from bdgd.evaluation.challenge import MeasuredScan
+from bdgd.operators import RayTransform
+
+#: b of `linearised` for the challenge's tube (45 kV, 0.5 mm aluminium) and acrylic: the mean that `mismatch` finds on the training scans.
+HARDENING = 0.27
+
+_AIR_DETECTORS = 8  # at either end of the line, which no disc reaches
+_QUARTER = NormalDist().inv_cdf(0.625)  # a quarter of all |n|, n standard normal, lies below it
+_VIEWS_BETWEEN = 15  # the path through acrylic is computed for every 15th view
+_SHORTEST = 0.2  # of the longest path: shorter ones graze the rim, where half a pixel of radius matters
+
+
+def air_offset(y: Tensor) -> float:
+    """What rays that pass the object read, which should be 0: the mean of the outermost detectors of y (1, 1, V, D)."""
+    return float(_air(y).mean())
+
+
+def photon_noise(y: Tensor) -> float:
+    """Standard deviation of a ray through air in y (1, 1, V, D), if photons are counted: a line integral p then has it times e^(p/2).
+
+    From third differences d of neighbouring detectors, which remove what is smooth along the detector: a quarter of the |d| e^(-p/2)
+    lies below 0.3186 sigma sqrt(20), whatever the edges do among the others. One over its square is the number of photons.
+    """
+    if y.shape[-1] < 4:
+        raise InputError(f"the noise cannot be estimated from {y.shape[-1]} detectors; at least 4 are needed")
+    p = y.double()
+    size = torch.diff(p, n=3).abs() * torch.exp(-p[..., 1:-2].clamp(min=0) / 2)
+    return float(size.flatten().kthvalue(max(size.numel() // 4, 1)).values) / (_QUARTER * 20**0.5)
+
+
+def linearised(y: Tensor, *, air: float, hardening: float = HARDENING) -> Tensor:
+    """Line integrals of one attenuation from those of a beam that hardens: q + b q^2 with q = y - air, as steep in thin objects."""
+    q = y - air
+    return q + hardening * q.clamp(min=0).square()
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """Of one scan. Line integrals p have no unit; lengths are in millimetres.
+
+    air: what the air reads. air_drift: its standard deviation from view to view. noise: standard deviation of a ray through air,
+    times e^(p/2) elsewhere. axis: where the axis is seen, in detectors from the middle. attenuation: of a thin piece of acrylic, 1/mm.
+    hardening: b of p + b p^2 = attenuation * path, with p what is above the air. misfit_straight, misfit: root mean square by which the
+    measured rays miss this law with b = 0 and with b, relative to the largest p.
+    """
+
+    name: str
+    air: float
+    air_drift: float
+    noise: float
+    axis: float
+    attenuation: float
+    hardening: float
+    misfit_straight: float
+    misfit: float
+
+    @property
+    def photons(self) -> float:
+        """Per detector in air."""
+        return 1 / self.noise**2
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def mismatch(scan: MeasuredScan, device: torch.device | str = "cpu") -> Mismatch:
+    """Measure all of it on one scan, with the path through acrylic from the organisers' segmentation."""
+    y, geometry = scan.scans.sinograms, scan.scans.geometry
+    assert geometry is not None
+    offset = air_offset(y)
+    path = _path(scan, device)
+    p = y[:, :, ::_VIEWS_BETWEEN].double() - offset
+    long = path > _SHORTEST * path.max()
+    attenuation, hardening = _hardening(path[long], p[long])
+    return Mismatch(
+        name=scan.name,
+        air=offset,
+        air_drift=float(_air(y).mean(-1).std()),
+        noise=photon_noise(y),
+        axis=-estimate_axis(y, geometry) / geometry.detector_spacing,
+        attenuation=attenuation,
+        hardening=hardening,
+        misfit_straight=_misfit(path[long], p[long], float((path[long] * p[long]).sum() / path[long].square().sum()), 0.0),
+        misfit=_misfit(path[long], p[long], attenuation, hardening),
+    )
+
+
+def _air(y: Tensor) -> Tensor:
+    return torch.cat((y[..., :_AIR_DETECTORS], y[..., -_AIR_DETECTORS:]), -1).double()
+
+
+def _path(scan: MeasuredScan, device: torch.device | str) -> Tensor:
+    """(1, 1, V, D) the length of every ray of some views in acrylic."""
+    geometry = scan.scans.geometry
+    assert geometry is not None
+    side = scan.segmentation.shape[0]
+    pixel = geometry.pixel_size * geometry.image_size[0] / side
+    fine = replace(geometry[::_VIEWS_BETWEEN], image_size=(side, side), pixel_size=pixel)
+    segmentation = scan.segmentation[None, None].to(device, torch.float32)
+    return RayTransform(fine, device, strategy="matrix-free")(segmentation).cpu().double()
+
+
+def _hardening(path: Tensor, p: Tensor) -> tuple[float, float]:
+    """Attenuation and b by least squares of path = (p + b p^2) / attenuation, which is linear in 1 / attenuation and b / attenuation."""
+    weights = torch.linalg.lstsq(torch.stack((p, p.square()), -1), path[:, None]).solution.flatten()
+    return 1 / float(weights[0]), float(weights[1] / weights[0])
+
+
+def _misfit(path: Tensor, p: Tensor, attenuation: float, hardening: float) -> float:
+    """Root mean square of what the law predicts minus p, relative to the largest p."""
+    q = attenuation * path
+    predicted = q if hardening == 0 else ((1 + 4 * hardening * q).sqrt() - 1) / (2 * hardening)
+    return float((predicted - p).square().mean().sqrt() / p.max())
+
+
+def read_mismatch(path: Path) -> list[Mismatch]:
+    """What was measured before and kept as JSON; empty where it was not."""
+    if not path.exists():
+        return []
+    try:
+        return [Mismatch(**entry) for entry in json.loads(path.read_text())]
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(f"{path} cannot be read as the mismatch of scans ({error}); delete it to make it again") from None
+
+
+def mismatch_table(found: Sequence[Mismatch]) -> str:
+    """The numbers as a Markdown table, a row per scan."""
+    columns = ["scan", "air reads", "its drift", "noise in air", "photons", "axis (detectors)", "acrylic (1/mm)", "hardening b"]
+    columns += ["misfit, b = 0", "misfit"]
+    lines = [f"| {' | '.join(columns)} |", "|---|" + "---:|" * (len(columns) - 1)]
+    for m in found:
+        lines.append(
+            f"| {m.name} | {m.air:+.4f} | {m.air_drift:.4f} | {m.noise:.4f} | {m.photons:,.0f} | {m.axis:+.3f}"
+            f" | {m.attenuation:.4f} | {m.hardening:.3f} | {m.misfit_straight:.2%} | {m.misfit:.2%} |"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,265 @@
+"""Methods on scans of the Helsinki challenge: synthetic discs in its geometry, and the measured ones where they are."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from discs import ACRYLIC, coarse, disc_image, measured_disc, write_compact
+from torch import Tensor
+from typer.testing import CliRunner
+
+from bdgd.apps import cli
+from bdgd.checks import InputError
+from bdgd.data import GaussianNoise, random_ellipses, simulate
+from bdgd.evaluation import measured, tooth
+from bdgd.evaluation.challenge import ARCS, CONDITIONS, NAMES, TRAINING, find_scans, read_measured, scanner
+from bdgd.evaluation.measured import Found, References, corrected, disc_scores, evaluate_scan, measured_fbp, measured_tv, score_measured
+from bdgd.evaluation.measured_tables import MISSING, chosen_setting, is_complete, measured_markdown, read_entries, write_entry
+from bdgd.evaluation.segmentation import rotated
+from bdgd.inference import Posterior
+from bdgd.models import DeepGradientDescent, save
+from bdgd.operators import ParallelBeam, RayTransform
+from bdgd.storage import write_json
+
+CPU = torch.device("cpu")
+
+
+# --- what is used and what is left out -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("condition", CONDITIONS.values(), ids=lambda condition: condition.name)
+@pytest.mark.parametrize("scan", ["ta", "02a", "07b"])
+def test_no_view_is_used_and_left_out(condition, scan: str) -> None:  # type: ignore[no-untyped-def]
+    used, left_out = condition.used(scan), condition.left_out(scan)
+    assert not set(used) & set(left_out) and all(view % 2 for view in left_out) and len(left_out) >= 134
+    assert len(used) == (condition.views or condition.degrees + 1) == len(set(used))
+    if condition.degrees:
+        assert used[0] == ARCS.get(scan, (0, 0))[0] and (used[-1] - used[0]) % 360 == condition.degrees
+
+
+def test_the_challenge_asks_for_the_own_arcs() -> None:
+    for name, scans in (("arc90", ("01a", "01b")), ("arc60", ("04a", "04b")), ("arc30", ("07a", "07b"))):
+        condition = CONDITIONS[name]
+        assert condition.own == scans and all(ARCS[scan][1] == condition.degrees for scan in scans)
+    assert len(NAMES) == 19 and {measured_disc(name).group for name in ("ta", "td")} == {"training"}
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_compact_file_comes_back_the_right_way_round(tmp_path: Path) -> None:
+    scan = measured_disc("03b")
+    path = write_compact(tmp_path, scan)
+    assert find_scans(tmp_path) == {"03b": path}
+    read = read_measured("03b", path)
+    assert torch.equal(read.segmentation, scan.segmentation) and torch.equal(read.scans.sinograms, scan.scans.sinograms)
+    assert read.scans.geometry == scanner() and read.group == "03"
+
+
+@pytest.mark.parametrize(("keys", "words"), [({}, "no segmentation"), ({"seg512": np.zeros(5, np.uint8)}, "32768 bytes")])
+def test_a_file_without_its_segmentation_is_refused(tmp_path: Path, keys: dict[str, Any], words: str) -> None:
+    path = write_compact(tmp_path, measured_disc())
+    with np.load(path) as file:
+        kept = {name: file[name] for name in ("sino", "geo")}
+    np.savez(path, **kept, **keys)
+    with pytest.raises(InputError, match=words):
+        read_measured("ta", path)
+
+
+def test_folders_without_scans_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="holds no scan"):
+        find_scans(tmp_path)
+    with pytest.raises(InputError, match="no folder"):
+        find_scans(tmp_path / "none")
+
+
+def test_the_organisers_files_and_the_compact_ones_are_the_same_scan(shared_data: Path) -> None:
+    found = find_scans(shared_data / "htc2022_mat")
+    assert tuple(found) == TRAINING
+    original, compact = read_measured("ta", found["ta"]), read_measured("ta", shared_data / "htc2022" / "ta.npz")
+    assert torch.equal(original.scans.sinograms, compact.scans.sinograms) and torch.equal(original.segmentation, compact.segmentation)
+
+
+def test_the_arcs_are_the_challenges(shared_data: Path) -> None:
+    paths = find_scans(shared_data / "htc2022")
+    assert tuple(paths) == NAMES
+    for name, (start, degrees) in ARCS.items():
+        with np.load(paths[name]) as file:
+            assert json.loads(str(file["geo"]))["limited"][:2] == [start, start + degrees]
+
+
+# --- scores ----------------------------------------------------------------------------------------------------------------
+
+
+def test_fbp_of_many_views_finds_the_holes_and_the_filled_disc_finds_none(generator: torch.Generator, tmp_path: Path) -> None:
+    scan = measured_disc(noise=0.003, generator=generator)
+    ((setting, found),) = measured_fbp(CPU, scan, CONDITIONS["views60"])
+    scores = score_measured(found, scan, CONDITIONS["views60"], disc_image(256, ACRYLIC), 0.0)
+    assert setting == "hann" and scores.mcc is not None and scores.mcc > 0.97
+    assert scores.mcc_inside is not None and scores.mcc_inside > 0.97
+    assert scores.psnr is not None and scores.psnr > 20 and scores.coverage is None
+    filled = disc_scores(scan)
+    assert filled.mcc is not None and 0.5 < filled.mcc < 0.95 and filled.mcc_inside == 0.0
+
+
+def test_correcting_restores_the_values(generator: torch.Generator) -> None:
+    bent = measured_disc(air=0.015, hardening=0.27)
+    images = {}
+    for name, scan in (("bent", bent), ("corrected", corrected(bent))):
+        ((_, found),) = measured_fbp(CPU, scan, CONDITIONS["views60"])
+        images[name] = found.image[0, 0, 128 - 5 : 128 + 5, 128 - 5 : 128 + 5].mean()  # acrylic in the middle, where the beam is hardest
+    assert float(images["bent"]) < 0.8 * ACRYLIC and float(images["corrected"]) == pytest.approx(ACRYLIC, rel=0.03)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measured, "MOST_ITERATIONS", 20)
+    monkeypatch.setattr(measured, "TV_WEIGHTS", (1e-5, 3e-6))
+
+
+@pytest.mark.usefixtures("quick")
+def test_references_are_kept_and_tv_tries_every_weight(tmp_path: Path, generator: torch.Generator) -> None:
+    scan, condition = coarse(measured_disc(noise=0.003, generator=generator)), CONDITIONS["views30"]
+    references = References(tmp_path / "references", CPU)
+    results = evaluate_scan("tv", lambda s, c: measured_tv(CPU, s, c), scan, condition, references)
+    assert list(results) == ["1e-05", "3e-06"] and all(scores["psnr"] > 22 for scores in results.values())
+    (path,) = (tmp_path / "references").iterdir()
+    np.save(path, np.zeros((1, 1, 64, 64), np.float32))  # the file is what is used from now on
+    assert float(references(scan, CONDITIONS["views60"]).abs().max()) == 0.0
+
+
+def exact_posterior(image: Tensor, spread: float = 0.0) -> Posterior:
+    def replay() -> Iterator[Tensor]:
+        yield image
+
+    return Posterior(image, torch.zeros_like(image), torch.full_like(image, spread**2), 1, 0, replay)
+
+
+@pytest.mark.parametrize("degrees", [0, 90])
+def test_a_posterior_that_knows_all_covers_what_its_level_says(degrees: int, generator: torch.Generator) -> None:
+    """Left-out views of a pixel image, with air and photon noise: an exact posterior predicts them, in a turned frame too."""
+    image, rotation, geometry = disc_image(64, ACRYLIC), math.radians(degrees), coarse(measured_disc()).scans.geometry
+    assert geometry is not None
+    views = RayTransform(geometry, strategy="matrix-free")(image)
+    y = views + 0.014 + 0.0033 * torch.exp(views / 2) * torch.randn(views.shape, generator=generator)
+    scan = coarse(measured_disc("02a"))
+    scan = replace(scan, scans=replace(scan.scans, sinograms=y))
+    turned = rotated(image, -rotation).contiguous()
+    found = Found(turned, rotation, exact_posterior(turned), geometry)
+    scores = score_measured(found, scan, CONDITIONS["arc90"], None, 0.0)
+    assert scores.coverage == pytest.approx(0.94, abs=0.03) and scores.width == pytest.approx(scores.noise_width, rel=0.1)
+    wrong = score_measured(replace(found, rotation=rotation + math.pi), scan, CONDITIONS["arc90"], None, 0.0)
+    assert wrong.coverage is not None and wrong.coverage < 0.7
+    wide = score_measured(replace(found, posterior=exact_posterior(turned, 0.02)), scan, CONDITIONS["arc90"], None, 0.0)
+    assert wide.coverage is not None and wide.coverage > 0.99 and wide.width is not None and wide.width > 2 * scores.width
+
+
+# --- tables ----------------------------------------------------------------------------------------------------------------
+
+
+def entry(**by_setting: tuple[float, float | None]) -> dict[str, Any]:
+    """Scores by setting, from (MCC inside, PSNR)."""
+    kept = {"mcc": 0.9, "ssim": 0.8, "coverage": None, "width": None, "noise_width": None, "seconds": 1.0}
+    return {
+        "results": {name: {**kept, "mcc_inside": a, "psnr": b} for name, (a, b) in by_setting.items()},
+        "provenance": {"hardware": "a machine"},
+    }
+
+
+def test_a_setting_is_chosen_on_other_groups_only() -> None:
+    entries = {
+        "04a": entry(rough=(0.9, 20.0), smooth=(0.1, 30.0)),
+        "04b": entry(rough=(0.9, 20.0), smooth=(0.1, 30.0)),
+        "ta": entry(rough=(0.2, 31.0), smooth=(0.4, 21.0)),
+    }
+    assert chosen_setting(entries, "04a", "mcc_inside") == "smooth" and chosen_setting(entries, "04a", "psnr") == "rough"
+    assert chosen_setting(entries, "ta", "mcc_inside") == "rough" and chosen_setting(entries, "ta", "psnr") == "smooth"
+    assert chosen_setting({"04a": entries["04a"], "04b": entries["04b"]}, "04a", "psnr") is None
+    assert chosen_setting({"04a": entry(hann=(0.5, None))}, "04a", "psnr") == "hann"
+
+
+def test_a_table_says_what_is_missing(tmp_path: Path) -> None:
+    condition = CONDITIONS["arc60"]
+    for scan, value in (("04a", 0.8), ("04b", 0.6), ("ta", 0.7)):
+        write_entry(tmp_path, "arc60", "fbp", scan, entry(hann=(value, 25.0)))
+    write_entry(tmp_path, "arc60", "some/where/mine.safetensors", "04a", entry(draws=(0.95, 30.0)))
+    lines = measured_markdown(tmp_path, condition).splitlines()
+    assert "| FBP | 3 | 0.900 | 0.700 | 0.60 | 0.80, 0.60 | 25.00 | 0.800 |" in "\n".join(lines)
+    assert sum(MISSING in line for line in lines) == 2 and lines[-3].startswith("| mine | 1 ")
+    assert len({line.count("|") for line in lines[2:-2]}) == 1 and lines[-1] == "*Measured on a machine.*"
+    kept = read_entries(tmp_path, "arc60", "fbp")
+    assert is_complete(kept["ta"], True) and not is_complete(entry(hann=(0.5, None)), True) and is_complete(entry(hann=(0.5, None)), False)
+    (tmp_path / "arc60" / "fbp.json").write_text("{")
+    with pytest.raises(InputError, match="delete it"):
+        read_entries(tmp_path, "arc60", "fbp")
+
+
+# --- the tooth -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_tooth_on_its_axis(tmp_path: Path, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A phantom in the tooth's file format, its axis off the middle: TV beats FBP on the image and on the views it did not get."""
+    monkeypatch.setattr(tooth, "_SIZE", 48)
+    geometry = ParallelBeam(image_size=48, angles=np.deg2rad(np.arange(90) * 2), detectors=100, detector_offset=3.5, pixel_size=2.0)
+    x = 0.01 * random_ellipses(count=2, size=48, generator=generator)
+    y = simulate(RayTransform(geometry), x, GaussianNoise(0.02), generator=generator).sinograms
+    np.savez(tmp_path / "tooth.npz", sino=y[:, 0].numpy(), theta_deg=np.arange(90) * 2, centre_px=46.0)
+    read = tooth.read_tooth(tmp_path / "tooth.npz")
+    assert read.used.geometry == geometry[::3] and read.left_out.sinograms.shape == (2, 1, 60, 100)
+    scores, images = tooth.evaluate_tooth(read, CPU)
+    by_method = {(s.method, s.slice): s for s in scores}
+    assert set(images) == {"reference", "FBP", "TV"} and len(scores) == 4
+    for b in (0, 1):
+        assert by_method["TV", b].psnr > by_method["FBP", b].psnr + 1 and by_method["TV", b].missed < by_method["FBP", b].missed
+    assert len(tooth.tooth_table(scores).splitlines()) == 6
+    write_json(tmp_path / "tooth.json", {"scores": [s.to_dict() for s in scores]})
+    assert tooth.read_tooth_scores(tmp_path / "tooth.json") == scores and tooth.read_tooth_scores(tmp_path / "none.json") == []
+    np.savez(tmp_path / "bad.npz", sino=y.numpy())
+    with pytest.raises(InputError, match="centre_px"):
+        tooth.read_tooth(tmp_path / "bad.npz")
+
+
+# --- the command -----------------------------------------------------------------------------------------------------------
+
+
+def bdgd(*arguments: object) -> Any:
+    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments], prog_name="bdgd")
+
+
+def test_the_command_scores_a_method_and_a_model_and_goes_on_where_it_was(tmp_path: Path, generator: torch.Generator) -> None:
+    folder, results, page = tmp_path / "scans", tmp_path / "results", tmp_path / "page.md"
+    folder.mkdir()
+    write_compact(folder, measured_disc("07a", air=0.01, noise=0.003, generator=generator))
+    page.write_text("<!-- arc30 -->\n<!-- /arc30 -->\n")
+    save(DeepGradientDescent(RayTransform(scanner()[list(range(31))]), blocks=1), tmp_path / "mine.safetensors")
+    words = ["measured", folder, "disc", "fbp", tmp_path / "mine.safetensors", "-o", results, "--condition", "arc30", "--no-reference"]
+    done = bdgd(*words, "--draws", 2, "--device", "cpu", "--page", page)
+    assert done.exit_code == 0, done.output
+    assert "| FBP | 1 |" in page.read_text() and "| mine | 1 |" in page.read_text() and MISSING in page.read_text()
+    (scores,) = read_entries(results, "arc30", "mine")["07a"]["results"].values()
+    assert 0 <= scores["coverage"] <= 1 and scores["width"] > scores["noise_width"] and scores["psnr"] is None
+    before = (results / "arc30" / "fbp.json").stat().st_mtime_ns
+    assert bdgd(*words[:4], *words[5:], "--device", "cpu").exit_code == 0
+    assert (results / "arc30" / "fbp.json").stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--condition", "arc10"], "--condition must be one of views60"),
+        (["--scan", "09z"], "--scan must be one of ta"),
+        (["nonsense"], "METHOD must be disc, fbp, tv"),
+    ],
+)
+def test_the_command_says_what_is_wrong(tmp_path: Path, options: list[str], words: str) -> None:
+    write_compact(tmp_path, measured_disc())
+    done = bdgd("measured", tmp_path, "-o", tmp_path / "results", *options, "--device", "cpu")
+    assert done.exit_code == 2 and words in done.stderr and len(done.stderr.splitlines()) == 1
