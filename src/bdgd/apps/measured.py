@@ -15,6 +15,7 @@ from bdgd.apps.console import Output
 from bdgd.apps.options import Device, Seed, choose_device, make_folder
 from bdgd.apps.provenance import provenance
 from bdgd.checks import InputError
+from bdgd.evaluation import FULL
 from bdgd.evaluation.challenge import CONDITIONS, TRAINING, Condition, MeasuredScan, find_scans, read_measured
 from bdgd.evaluation.figures import Panel, Scale, panels, save_figure
 from bdgd.evaluation.measured import (
@@ -29,7 +30,6 @@ from bdgd.evaluation.measured import (
 )
 from bdgd.evaluation.measured_figures import FIGURES, measured_figure
 from bdgd.evaluation.measured_tables import is_complete, measured_markdown, read_entries, write_entry
-from bdgd.evaluation.methods import DRAWS
 from bdgd.evaluation.mismatch import mismatch, mismatch_table, read_mismatch
 from bdgd.evaluation.tables import insert
 from bdgd.evaluation.tooth import evaluate_tooth, read_tooth, read_tooth_scores, tooth_table
@@ -62,7 +62,7 @@ def measured(
     reference: WithReference = True,
     figure: WithFigure = False,
     page: Page = None,
-    draws: Draws = DRAWS,
+    draws: Draws = FULL.draws,
     seed: Seed = 0,
     tooth: ToothFile = None,
     tooth_model: ToothModel = None,
