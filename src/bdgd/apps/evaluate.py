@@ -15,7 +15,7 @@ from bdgd.apps.options import Device, Seed, choose_device, require_writable
 from bdgd.apps.provenance import provenance
 from bdgd.apps.uncertainty import uncertainty_of, uncertainty_table, write_figure
 from bdgd.checks import InputError
-from bdgd.evaluation import FULL, METHODS, SETTINGS, Scores, UncertaintyScores, find_method, remembering, score, table_scans
+from bdgd.evaluation import FULL, METHODS, SETTINGS, Scores, UncertaintyScores, find_method, remembering, score, setting_of, table_scans
 from bdgd.operators import RayTransform
 from bdgd.storage import write_json
 
@@ -24,12 +24,16 @@ class Setting(StrEnum):
     sparse30 = "sparse30"
     limited120 = "limited120"
     limited60 = "limited60"
+    small = "small"
 
 
 _KNOWN = f"{', '.join(METHODS)}, a shipped model by name, or the file of a model; without any, {' and '.join(METHODS)}."
 
 Names = Annotated[list[str] | None, typer.Argument(metavar="[METHOD]...", help=_KNOWN)]
-SettingName = Annotated[Setting, typer.Option("--setting", help="30 views over the half circle, or one view per degree over 120 or 60.")]
+SettingName = Annotated[
+    Setting | None,
+    typer.Option("--setting", help="30 views, one view per degree over 120 or 60, or that of the preset small; unless given, the model's."),
+]
 Images = Annotated[int, typer.Option("--images", help="Images of the fixed test set: the last is Shepp-Logan, the others are ellipses.")]
 Draws = Annotated[int, typer.Option("--draws", min=1, help="Monte-Carlo draws of a trained model.")]
 WithUncertainty = Annotated[bool, typer.Option("--uncertainty", help="Score the error bars too, which takes about twice as long.")]
@@ -40,7 +44,7 @@ Destination = Annotated[Path | None, typer.Option("--output", "-o", help="A JSON
 def evaluate(
     out: Output,
     methods: Names = None,
-    setting: SettingName = Setting.sparse30,
+    setting: SettingName = None,
     images: Images = 101,
     draws: Draws = FULL.draws,
     uncertainty: WithUncertainty = False,
@@ -49,7 +53,7 @@ def evaluate(
     seed: Seed = 0,
     device: Device = "auto",
 ) -> None:
-    """Score methods on the paper's test set: 100 ellipse images and Shepp-Logan, 128 x 128, 1 % noise.
+    """Score methods on the paper's test set: 100 ellipse images and Shepp-Logan, 128 x 128, 1 % noise (small: 64 x 64, 10 %).
 
     What a method has to choose, it chooses on validation images. Example: bdgd evaluate fbp tv --setting limited120 -o limited.json
     """
@@ -62,6 +66,7 @@ def evaluate(
         raise InputError(f"cannot draw {figure}: none of the methods has error bars; add a trained model such as sparse30-mfvi")
     for path in filter(None, (output, figure)):
         require_writable(path)
+    setting = setting or Setting(setting_of(wanted))
     A = RayTransform(SETTINGS[setting], where)
     scans = table_scans(A, images, seed)
     results: dict[str, dict[str, Any]] = {}

@@ -20,6 +20,7 @@ from bdgd.apps.own_scan import Wishes, fitted_preset
 from bdgd.apps.presets import Preset, preset_names, read_preset, with_seed
 from bdgd.apps.training import train_preset
 from bdgd.checks import InputError
+from bdgd.evaluation import SETTINGS
 from bdgd.models import DeepGradientDescent, Reconstructor
 
 Scan = Annotated[
@@ -138,8 +139,8 @@ def _summarise(out: Output, model: Reconstructor, run: Path, scan: Path | None) 
     trained = shlex.quote(str(run / "model.safetensors"))
     if scan is not None:
         out.say(f"next: bdgd reconstruct {shlex.quote(str(scan))} --model {trained} -o RESULT")
-    else:
-        out.say(f"next: bdgd evaluate {trained}")
+    elif getattr(model.A, "geometry", None) in SETTINGS.values():
+        out.say(f"next: bdgd evaluate fbp tv {trained}")
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from bdgd.evaluation.benchmark import FULL, QUICK, SETTINGS, Effort, Method, Scores, score, table_scans, validation_scans
 from bdgd.evaluation.figures import Panel, Scale, panels, save_figure
-from bdgd.evaluation.methods import METHODS, find_method, remembering
+from bdgd.evaluation.methods import METHODS, find_method, remembering, setting_of
 from bdgd.evaluation.reliability import uncertainty_figure
 from bdgd.evaluation.strata import StratumScores
 from bdgd.evaluation.uncertainty import UncertaintyScores, score_uncertainty
@@ -25,6 +25,7 @@ __all__ = [
     "save_figure",
     "score",
     "score_uncertainty",
+    "setting_of",
     "table_scans",
     "uncertainty_figure",
     "validation_scans",

@@ -1,4 +1,4 @@
-"""Scoring a method on the paper's protocol: 128 x 128 images, 1 % noise, 100 ellipse images and Shepp-Logan, each apart.
+"""Scoring a method on the paper's protocol: 100 ellipse images and Shepp-Logan, each apart; 128 x 128 pixels and 1 % noise in its settings.
 
 Whatever a method chooses, it chooses on `validation_scans`; `table_scans` are for the numbers alone.
 """
@@ -19,13 +19,15 @@ from bdgd.evaluation.strata import PosteriorLike
 from bdgd.metrics import psnr, ssim
 from bdgd.operators import Geometry, ParallelBeam, RayTransform
 
-#: The paper's settings by name: two tables, and the short arc of its Figures 5 and 6.
+#: The paper's settings by name: two tables, and the short arc of its Figures 5 and 6; and that of the preset `small`.
 SETTINGS: dict[str, Geometry] = {
     "sparse30": ParallelBeam.sparse(views=30),
     "limited120": ParallelBeam.limited(degrees=120),
     "limited60": ParallelBeam.limited(degrees=60),
+    "small": ParallelBeam.sparse(image_size=64, views=20),
 }
 NOISE = GaussianNoise(0.01)
+SMALL_NOISE = GaussianNoise(0.1)
 
 BATCH = {"cpu": 5, "cuda": 50}  # images reconstructed between two reports of progress
 
@@ -82,12 +84,17 @@ class Scores:
         }
 
 
+def noise_of(A: RayTransform) -> GaussianNoise:
+    """The noise of the setting with this geometry; the paper's for any other."""
+    return SMALL_NOISE if A.geometry == SETTINGS["small"] else NOISE
+
+
 def table_scans(A: RayTransform, images: int = 101, seed: int = 0) -> Scans:
     """Scans of the fixed test set, or of its first `images` - 1 ellipse images and Shepp-Logan; the seed is the noise's.
 
     The noise of an image does not depend on how many there are.
     """
-    scans = simulate(A, table_images(A.domain_shape[1]), NOISE, generator=named_generator("test noise", seed))
+    scans = simulate(A, table_images(A.domain_shape[1]), noise_of(A), generator=named_generator("test noise", seed))
     if not 2 <= require_count(images, "images") <= len(scans):
         raise InputError(f"images must be from 2 to {len(scans)}, ellipses and Shepp-Logan together, got {images}")
     return scans[[*range(images - 1), len(scans) - 1]].to(A.device)
@@ -96,7 +103,7 @@ def table_scans(A: RayTransform, images: int = 101, seed: int = 0) -> Scans:
 def validation_scans(A: RayTransform, images: int, seed: int = 0) -> Scans:
     """Scans of the first ellipse images of the validation set, which no table scores."""
     scans = simulate(
-        A, ellipse_images("validation", images, A.domain_shape[1], seed), NOISE, generator=named_generator("validation noise", seed)
+        A, ellipse_images("validation", images, A.domain_shape[1], seed), noise_of(A), generator=named_generator("validation noise", seed)
     )
     return scans.to(A.device)
 
@@ -104,7 +111,7 @@ def validation_scans(A: RayTransform, images: int, seed: int = 0) -> Scans:
 def head_validation_scans(A: RayTransform, images: int, seed: int = 0) -> Scans:
     """Scans of relatives of Shepp-Logan, to choose on what suits it without looking at it."""
     scans = simulate(
-        A, head_images("validation", images, A.domain_shape[1], seed), NOISE, generator=named_generator("validation head noise", seed)
+        A, head_images("validation", images, A.domain_shape[1], seed), noise_of(A), generator=named_generator("validation head noise", seed)
     )
     return scans.to(A.device)
 

@@ -7,11 +7,11 @@ from functools import partial
 from typing import Any
 
 from bdgd.classical import choose_tv_weight, fbp, tv
-from bdgd.evaluation.benchmark import FULL, SETTINGS, Effort, Method, head_validation_scans, validation_scans
+from bdgd.evaluation.benchmark import FULL, NOISE, SETTINGS, Effort, Method, head_validation_scans, noise_of, validation_scans
 from bdgd.operators import RayTransform
 
-#: Weights tried for TV, from much too rough to much too smooth for 1 % noise.
-TV_WEIGHTS = (3e-6, 1e-5, 3e-5, 1e-4, 3e-4)
+#: Weights tried for TV, from much too rough to much too smooth for 1 % noise; for other noise in proportion to it.
+TV_WEIGHTS = (3e-6, 1e-5, 3e-5, 1e-4, 3e-4, 1e-3)
 TV_VALIDATION_IMAGES, TV_VALIDATION_HEADS = 10, 4
 #: What that choice came to for the two tables, on anisotropic TV: quick results take the weights for ellipses and heads from here.
 TV_QUICK_WEIGHTS = {"sparse30": (1e-4, 3e-5), "limited120": (3e-5, 1e-5)}
@@ -27,11 +27,12 @@ def prepare_tv(A: RayTransform, seed: int = 0, effort: Effort = FULL) -> Method:
     if effort.quick:
         return _given_tv(A)
     chosen, recipe = {}, {}
+    weights = [weight * noise_of(A).relative / NOISE.relative for weight in TV_WEIGHTS]
     for phantom, scans in (
         ("ellipses", validation_scans(A, TV_VALIDATION_IMAGES, seed)),
         ("heads", head_validation_scans(A, TV_VALIDATION_HEADS, seed)),
     ):
-        curves = {kind: choose_tv_weight(A, scans, TV_WEIGHTS, isotropic=kind == "isotropic") for kind in ("isotropic", "anisotropic")}
+        curves = {kind: choose_tv_weight(A, scans, weights, isotropic=kind == "isotropic") for kind in ("isotropic", "anisotropic")}
         kind = max(curves, key=lambda kind: max(curves[kind].psnr))
         weight = curves[kind].weight
         chosen[phantom] = partial(tv, A, weight=weight, isotropic=kind == "isotropic")

@@ -6,7 +6,7 @@ on validation scans.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bdgd.checks import InputError
 from bdgd.data import named_generator
-from bdgd.evaluation.benchmark import FULL, Effort, Method
+from bdgd.evaluation.benchmark import FULL, SETTINGS, Effort, Method
 from bdgd.evaluation.classical import prepare_fbp, prepare_tv
 from bdgd.evaluation.strata import PosteriorLike
 from bdgd.inference import Posterior, reconstruct
@@ -38,6 +38,18 @@ def find_method(name: str) -> Prepare:
         known = ", ".join([*METHODS, *pretrained()])
         raise InputError(f"METHOD must be one of {known}, or the file of a trained model, got {name!r}; check its name")
     return partial(prepare_model, name)
+
+
+def setting_of(names: Iterable[str]) -> str:
+    """The setting that the trained models among these methods were made for; sparse view where there are none."""
+    for name in names:
+        if name not in METHODS:
+            geometry = getattr(load(name).A, "geometry", None)
+            found = next((setting for setting, known in SETTINGS.items() if known == geometry), None)
+            if found is None:
+                raise InputError(f"the model {name} is for a geometry of its own, which has no test set; try it on scans of bdgd simulate")
+            return found
+    return "sparse30"
 
 
 def prepare_model(name: str, A: RayTransform, seed: int = 0, effort: Effort = FULL) -> Method:
