@@ -24,7 +24,7 @@ from bdgd.apps.reproduce import reproduce
 from bdgd.apps.simulate import simulate
 from bdgd.apps.train import train
 
-#: Adding a command is one line here, in the order demo, doctor, reconstruct, train, simulate, evaluate, measured, calibrate,
+#: Adding a command is one line here, in the order demo, doctor, reconstruct, train, simulate, evaluate, calibrate, measured,
 #: reproduce, bench, serve.
 COMMANDS: list[Callable[..., None]] = [
     demo,

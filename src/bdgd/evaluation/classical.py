@@ -27,7 +27,7 @@ def prepare_tv(A: RayTransform, seed: int = 0, effort: Effort = FULL) -> Method:
     if effort.quick:
         return _given_tv(A)
     chosen, recipe = {}, {}
-    weights = [weight * noise_of(A).relative / NOISE.relative for weight in TV_WEIGHTS]
+    weights = [weight * (noise_of(A).relative / NOISE.relative) for weight in TV_WEIGHTS]
     for phantom, scans in (
         ("ellipses", validation_scans(A, TV_VALIDATION_IMAGES, seed)),
         ("heads", head_validation_scans(A, TV_VALIDATION_HEADS, seed)),
