@@ -28,7 +28,7 @@ class Sizes:
     size: int  # pixels on a side
     images: Sequence[int]
     draws: Sequence[int]
-    blocks: Sequence[int]  # of sampling
+    blocks: Sequence[int]  # of sampling; many, since the first one's features are computed once for all draws
     trained_blocks: Sequence[int]
     trained_images: int
     trained_epochs: int
@@ -43,7 +43,7 @@ GPU = Sizes(
     size=128,
     images=(64, 128, 256, 512),
     draws=(25, 50, 100, 200),
-    blocks=(5, 10, 20),
+    blocks=(10, 20, 40),
     trained_blocks=(2, 4, 8),
     trained_images=4096,
     trained_epochs=2,
@@ -57,7 +57,7 @@ CPU = Sizes(
     size=64,
     images=(4, 8, 16),
     draws=(16, 32, 64),  # whole groups, see sampling.CPU_DRAWS
-    blocks=(5, 10, 20),
+    blocks=(10, 20, 40),
     trained_blocks=(2, 4, 8),
     trained_images=16,
     trained_epochs=1,
