@@ -10,6 +10,7 @@ import typer
 
 from bdgd.apps.cells import Job, make_table
 from bdgd.apps.console import Output
+from bdgd.apps.errorbars import make_errorbars
 from bdgd.apps.options import Device, choose_device, make_folder
 from bdgd.apps.paper import make_claims, make_figure
 from bdgd.checks import InputError
@@ -26,12 +27,13 @@ class What(StrEnum):
     fig6 = "fig6"
     worst = "worst"
     claims = "claims"
+    errorbars = "errorbars"
     all = "all"
 
 
 _TABLES = {What.table1: "sparse30", What.table2: "limited120"}
 _FIGURES = (What.fig2, What.fig3, What.fig4, What.fig5, What.fig6, What.worst)
-_WHAT = "A table (sparse view, limited view), a figure, the worst test image, the claims as numbers, or all of it."
+_WHAT = "A table (sparse view, limited view), a figure, the worst test image, the claims or the error bars as numbers, or all of it."
 
 Wanted = Annotated[What, typer.Argument(help=_WHAT)]
 Results = Annotated[Path, typer.Option("--results", help="Where everything is kept; --quick uses its folder quick.")]
@@ -72,3 +74,5 @@ def reproduce(
             make_figure(job, figure)
     if what in (What.claims, What.all):
         make_claims(job, page)
+    if what in (What.errorbars, What.all):
+        make_errorbars(job, page)

@@ -197,7 +197,7 @@ def _captured_step(step: Step, optimiser: torch.optim.Optimizer, index: Tensor, 
             step(index, noise)
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # another thread may train another model meanwhile
         loss = step(index, noise)
     for name, tensor in tensors.items():
         tensor.copy_(before[name])

@@ -1,0 +1,50 @@
+"""What is asked of the shipped error bars, measured on fresh images: results/errorbars.json, .md and .png."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from bdgd.apps.cells import Job
+from bdgd.apps.provenance import provenance
+from bdgd.evaluation.figures import save_small
+from bdgd.evaluation.promises import FRESH, measure_promises, promise_bars
+from bdgd.evaluation.reliability import uncertainty_figure
+from bdgd.evaluation.speed.bars import Bar
+from bdgd.evaluation.tables import has_place, insert
+from bdgd.models import load
+from bdgd.storage import replacing, write_json
+
+#: The model whose error bars are shown to the world.
+MODEL = "sparse30-mfvi"
+
+
+def make_errorbars(job: Job, page: Path | None = None) -> None:
+    """Measure every bar for the shipped model, or the one of the runs; write numbers, table and picture."""
+    source = job.trained(MODEL, 0)
+    model = load(source or MODEL, device=job.device)
+    if model.calibration is None:
+        job.out.note(
+            f"errorbars: {MODEL} is not calibrated yet; bdgd calibrate {MODEL} --head 2000 makes a file that is, for RUNS/{MODEL}-seed0"
+        )
+        return
+    images, texts, start = (20, 5, time.perf_counter()) if job.effort.quick else (1000, 100, time.perf_counter())
+    with job.out.progress("errorbars", images) as step:
+        measured = measure_promises(model, images, texts, lambda done, nll: step(done, f"NLL {nll:.2f}"))
+    bars = promise_bars(measured)
+    text = bars_as_markdown(bars, f"{source}, {images} fresh ellipse images, {texts} with text, seed {FRESH}. {job.effort.note()}".strip())
+    with replacing(job.folder / "errorbars.md") as temporary:
+        temporary.write_text(text + "\n")
+    if page is not None and has_place(page, "errorbars"):
+        insert(page, "errorbars", text)
+    origin = {"model": source, "images": images, "seconds": round(time.perf_counter() - start, 1), **provenance(FRESH, job.device)}
+    write_json(job.folder / "errorbars.json", {"provenance": origin, "bars": [asdict(bar) for bar in bars], **measured.to_dict()})
+    save_small(uncertainty_figure(measured.scores.strata, f"{MODEL}, {images} fresh images"), job.folder / "errorbars.png")
+    job.out.table(("what", "wanted", "measured", "verdict"), [(b.what, b.wanted, b.measured, b.verdict) for b in bars], job.effort.note())
+    job.out.say(f"wrote {job.folder / 'errorbars.json'}, errorbars.md and errorbars.png")
+
+
+def bars_as_markdown(bars: list[Bar], title: str) -> str:
+    lines = [f"*{title}*", "", "| what | wanted | measured | verdict |", "|---|---|---|---|"]
+    return "\n".join(lines + [f"| {bar.what} | {bar.wanted} | {bar.measured} | {bar.verdict} |" for bar in bars])

@@ -1,0 +1,156 @@
+"""What the project asks of its own error bars, measured: a calibrated model on images that nothing was chosen on.
+
+Fresh ellipse images (a seed of their own) for likelihood, coverage, widths, sparsification, regions and false alarms; others with
+texts written into them, which no training or choice has seen, for what the std map and the alarm make of the abnormal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bdgd.checks import InputError
+from bdgd.data import Scans, ellipse_images, named_generator, noise_from_dict, simulate, with_text
+from bdgd.evaluation.speed.bars import MET, NOT_MET, Bar
+from bdgd.evaluation.uncertainty import UncertaintyScores, score_uncertainty
+from bdgd.inference import Posterior, alarm, reconstruct
+from bdgd.metrics import auroc
+from bdgd.models import Reconstructor
+
+#: The seed of the fresh images, a stream of its own of the set "test"; those of the tables have seed 0.
+FRESH = 2026
+OBJECT = 1e-6
+LETTERS = "ABCDEFGHKLMNPRSTUVXYZ0123456789"
+Report = Callable[[int, float], None]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """All that the bars are about; shares and coverages between 0 and 1."""
+
+    scores: UncertaintyScores
+    nll: dict[str, float]  # of the predictive, nats per pixel, on "object" and "all" pixels
+    regions_covered: float
+    false_alarms: float
+    text_auroc: float
+    text_alarms: float
+    texts: int
+
+    def to_dict(self) -> dict[str, Any]:
+        plain = {key: value for key, value in vars(self).items() if key != "scores"}
+        return plain | {"scores": self.scores.to_dict()}
+
+
+def measure_promises(model: Reconstructor, images: int = 1000, texts: int = 100, report: Report | None = None) -> Measured:
+    """Measure a calibrated model of square images; `report(images, NLL so far)` is called after every batch."""
+    if model.calibration is None or model.calibration.noise is None:
+        raise InputError("the promises are those of a calibrated model with known noise; make one with bdgd calibrate MODEL --head 2000")
+    watch = _Watch(model, _scans(model, ellipse_images("test", images, model.A.domain_shape[1], FRESH), "fresh noise"))
+    scores = score_uncertainty(watch, watch.scans, patches=(), report=report)
+    found, rung = _with_texts(model, texts)
+    nll = {kind: float(total / count) for kind, (total, count) in watch.nll.items()}
+    return Measured(scores, nll, watch.covered / images, watch.red / images, found, rung, texts)
+
+
+class _Watch:
+    """The posterior of each batch of scans in turn, from which it also gathers what belongs to predictives, regions and the alarm."""
+
+    def __init__(self, model: Reconstructor, scans: Scans):
+        assert model.calibration is not None
+        self.model, self.scans, self.draws, self.seen = model, scans, model.calibration.draws, 0
+        self.nll = {"object": (0.0, 0), "all": (0.0, 0)}
+        self.covered = self.red = 0
+        self.generator = named_generator("fresh regions", FRESH)
+
+    def __call__(self, y: Tensor) -> Posterior:
+        assert self.scans.images is not None
+        posterior = reconstruct(self.model, y, self.draws, generator=named_generator("draws", FRESH))
+        truth = self.scans.images[self.seen : self.seen + len(y)]
+        self.seen += len(y)
+        density = posterior.log_density(truth).double()
+        for kind, mask in (("object", truth > OBJECT), ("all", torch.ones_like(truth, dtype=torch.bool))):
+            total, count = self.nll[kind]
+            self.nll[kind] = (total - float(density[mask].sum()), count + int(mask.sum()))
+        region = posterior.region(discs := self._discs(truth), 0.9)
+        value = (truth * discs).sum((1, 2, 3)) / discs.sum((1, 2, 3))
+        self.covered += int(((region.lower <= value) & (value <= region.upper)).sum())
+        self.red += int(alarm(self.model, y, posterior).raised.sum())
+        return posterior
+
+    def _discs(self, truth: Tensor) -> Tensor:
+        """(B, 1, H, W), one disc per image with a radius of 3 to 15 pixels, centred where it fits into the image."""
+        size, radius = truth.shape[-1], 3 + 12 * torch.rand(len(truth), generator=self.generator)
+        radius = radius.clamp(max=(size - 1) / 2)
+        room = (size - 1) / 2 - radius
+        centre = (size - 1) / 2 + room[:, None] * (2 * torch.rand(len(truth), 2, generator=self.generator) - 1)
+        i = torch.arange(size)
+        square = (i[None, :, None] - centre[:, 0, None, None]) ** 2 + (i[None, None, :] - centre[:, 1, None, None]) ** 2
+        return (square <= radius[:, None, None] ** 2)[:, None].to(truth.device)
+
+
+def _scans(model: Reconstructor, images: Tensor, noise_name: str) -> Scans:
+    """Scans of images of about 0 to 1, in the model's values, with the noise that its calibration holds for."""
+    assert model.calibration is not None and model.calibration.noise is not None
+    noise, generator = noise_from_dict(model.calibration.noise), named_generator(noise_name, FRESH)
+    return simulate(model.A, model.value_scale * images.to(model.device), noise, generator=generator)
+
+
+def _with_texts(model: Reconstructor, count: int) -> tuple[float, float]:
+    """Mean AUROC of the std map for the pixels of a text, and the share of such images that turn the light red."""
+    assert model.calibration is not None
+    plain = ellipse_images("test", count, model.A.domain_shape[1], FRESH + 1)
+    generator = named_generator("fresh texts", FRESH)
+    written = [with_text(plain[n : n + 1], _text(generator), return_mask=True) for n in range(count)]
+    scans = _scans(model, torch.cat([image for image, _ in written]), "fresh text noise")
+    masks, found, red = torch.cat([mask for _, mask in written]), [], 0
+    for first in range(0, count, 25):
+        y = scans.sinograms[first : first + 25]
+        posterior = reconstruct(model, y, model.calibration.draws, generator=named_generator("draws", FRESH))
+        found += auroc(posterior.std, masks[first : first + 25].to(posterior.std.device)).tolist()
+        red += int(alarm(model, y, posterior).raised.sum())
+    return sum(found) / count, red / count
+
+
+def _text(generator: torch.Generator) -> str:
+    """Five to nine letters and digits in any order: no text that anybody has thought of."""
+    length = int(torch.randint(5, 10, (), generator=generator))
+    return "".join(LETTERS[int(n)] for n in torch.randint(len(LETTERS), (length,), generator=generator))
+
+
+def promise_bars(measured: Measured) -> list[Bar]:
+    """Every bar with its verdict."""
+    inside, edges = measured.scores.strata["object"], measured.scores.strata["edges"]
+    at = {round(each.level, 2): n for n, each in enumerate(inside.intervals)}
+    ninety = inside.intervals[at[0.9]]
+    coverage = [each.coverage for each in inside.intervals]
+    ordinary = sum(0.8 <= share <= 0.97 for share in ninety.coverage_per_image) / len(ninety.coverage_per_image)
+    covered_edges = edges.intervals[at[0.9]].coverage
+    narrow = ninety.width / inside.constant_widths[at[0.9]]
+    gain, ause = inside.nll_constant - measured.nll["object"], sum(measured.scores.ause_per_image) / measured.scores.images
+
+    def bar(what: str, wanted: str, told: str, good: bool) -> Bar:
+        return Bar(what, wanted, told, MET if good else NOT_MET)
+
+    return [
+        bar("NLL, object: better than the best constant", "at least 1.2 nats", f"{gain:.2f} nats", gain >= 1.2),
+        bar(
+            "coverage, object, at " + " / ".join(f"{each.level:.0%}" for each in inside.intervals),
+            "within 1 point",
+            " / ".join(f"{share:.1%}" for share in coverage),
+            all(abs(share - each.level) <= 0.01 for share, each in zip(coverage, inside.intervals, strict=True)),
+        ),
+        bar("images with 80 to 97 % covered at 90 %", "at least 90 %", f"{ordinary:.1%}", ordinary >= 0.9),
+        bar("edges covered at 90 %", "at least 85 %", f"{covered_edges:.1%}", covered_edges >= 0.85),
+        bar("width at 90 %, of a constant one's that covers as much", "at most 0.6", f"{narrow:.2f}", narrow <= 0.6),
+        bar("AUSE, all pixels, mean over images", "at most 0.10", f"{ause:.3f}", ause <= 0.1),
+        bar("AUROC of finding the worst 5 % of pixels", "at least 0.95", f"{measured.scores.strata['all'].error_auroc:.3f}",
+            measured.scores.strata["all"].error_auroc >= 0.95),
+        bar("AUROC of finding text by the std", "at least 0.90", f"{measured.text_auroc:.3f}", measured.text_auroc >= 0.9),
+        bar("alarm on images with text", "at least 95 %", f"{measured.text_alarms:.0%} of {measured.texts}", measured.text_alarms >= 0.95),
+        bar("alarm on ordinary images", "at most 5 %", f"{measured.false_alarms:.1%}", measured.false_alarms <= 0.05),
+        bar("regions covered at 90 %", "88 to 92 %", f"{measured.regions_covered:.1%}", 0.88 <= measured.regions_covered <= 0.92),
+    ]  # fmt: skip
