@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bdgd.keyed import keyed_generator
-from bdgd.models import GradientBlock, fused
+from bdgd.models import GradientBlock, fused, launches
 from bdgd.models.primal_dual import _update
 from bdgd.operators import FanBeam, Geometry, ParallelBeam, RayTransform
 from bdgd.operators.on_the_fly import OnTheFly
@@ -34,7 +34,7 @@ GEOMETRIES: list[Geometry] = [
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter runs one program after the other; three are enough to see that partial sums add up."""
     if DEVICE.type == "cpu":
-        monkeypatch.setattr(fused, "SPLITS", 3)
+        monkeypatch.setattr(launches, "SPLITS", 3)
 
 
 def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
