@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from bdgd.apps import cli
 from bdgd.checks import InputError
-from bdgd.data import GaussianNoise, PoissonNoise, random_ellipses, simulate
+from bdgd.data import GaussianNoise, PoissonNoise, Scans, match, random_ellipses, simulate
 from bdgd.data.slices import WATER, read_slices
 from bdgd.evaluation.conditions import Condition, ordinary_value, scans_under, spread_views, standard_conditions
 from bdgd.evaluation.degradation import Degradation, degradation_curves
@@ -85,6 +85,14 @@ def test_each_view_gets_the_measured_one_at_the_nearest_angle() -> None:
         torch.testing.assert_close(given[:, :, view], measured[:, :, nearest])
     same = scans_under(Condition("views", 6.0), model, x, none).sinograms
     torch.testing.assert_close(same, model.A(x))
+
+
+@pytest.mark.parametrize("off", [-3, -2, -1, 1, 2, 3])
+@pytest.mark.parametrize("geometry", [ParallelBeam.sparse(image_size=128), ParallelBeam.limited(image_size=128)], ids=["sparse", "limited"])
+def test_a_scan_that_states_other_angles_is_refused_as_the_page_says(geometry: ParallelBeam, off: int) -> None:
+    other = replace(geometry, angles=spread_views(geometry, geometry.views + off))
+    with pytest.raises(InputError, match="does not fit the model"):
+        match(Scans(torch.zeros(1, 1, other.views, other.detectors), other), geometry)
 
 
 def test_lost_views_are_zero_and_others_in_every_image() -> None:

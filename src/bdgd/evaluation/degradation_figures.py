@@ -65,12 +65,14 @@ def degradation_figure(found: Degradation, title: str = "") -> Figure:
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     kinds, rows = found.kinds() or ["noise"], _rows(found)
     widths = [1.0 if len(found.curve(kind)) > 1 else _NARROW for kind in kinds]
     figure = Figure(figsize=(_INCHES[0] * sum(widths) + 0.6, _INCHES[1] * len(rows) + 0.5), layout="constrained")
     FigureCanvasAgg(figure)
-    figure.suptitle(title, fontsize=11)
+    told = "rings: ordinary scans; crosses: the intervals fail and no alarm says so"
+    figure.suptitle(f"{title}\n{told}" if title else told, fontsize=9)
     axes = figure.subplots(len(rows), len(kinds), sharey="row", sharex="col", squeeze=False, width_ratios=widths)
     for line, (label, draw) in zip(axes, rows, strict=True):
         for place, kind in zip(line, kinds, strict=True):
@@ -80,10 +82,10 @@ def degradation_figure(found: Degradation, title: str = "") -> Figure:
         line[0].set_ylabel(label, fontsize=9)
     for place, kind in zip(axes[-1], kinds, strict=True):
         place.set_xlabel(KINDS[kind], fontsize=9)
+        place.xaxis.set_major_locator(MaxNLocator(4, integer=kind in ("views", "missing")))
         if len(found.curve(kind)) == 1:
             place.set(xticks=())
-    if any(handle for handle in axes[2, 0].get_legend_handles_labels()[0]):
-        axes[2, 0].legend(fontsize=7, frameon=False)
+    axes[2, 0].legend(fontsize=7, frameon=False)
     return figure
 
 
