@@ -61,7 +61,7 @@ def _row(found: Degradation, point: Point) -> list[str]:
 def degradation_figure(found: Degradation, title: str = "") -> Figure:
     """A column of panels for each kind of condition; rows: PSNR, coverage with its target, width and error over the ordinary, red lights.
 
-    A ring marks the ordinary scans; a cross marks points at which the intervals fail and the alarm is silent.
+    A circle marks the ordinary scans; a cross marks points at which the intervals fail and the alarm is silent.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -71,7 +71,7 @@ def degradation_figure(found: Degradation, title: str = "") -> Figure:
     widths = [1.0 if len(found.curve(kind)) > 1 else _NARROW for kind in kinds]
     figure = Figure(figsize=(_INCHES[0] * sum(widths) + 0.6, _INCHES[1] * len(rows) + 0.5), layout="constrained")
     FigureCanvasAgg(figure)
-    told = "rings: ordinary scans; crosses: the intervals fail and no alarm says so"
+    told = "circles: ordinary scans; crosses: the intervals fail and no alarm says so"
     figure.suptitle(f"{title}\n{told}" if title else told, fontsize=9)
     axes = figure.subplots(len(rows), len(kinds), sharey="row", sharex="col", squeeze=False, width_ratios=widths)
     for line, (label, draw) in zip(axes, rows, strict=True):
@@ -82,7 +82,7 @@ def degradation_figure(found: Degradation, title: str = "") -> Figure:
         line[0].set_ylabel(label, fontsize=9)
     for place, kind in zip(axes[-1], kinds, strict=True):
         place.set_xlabel(KINDS[kind], fontsize=9)
-        place.xaxis.set_major_locator(MaxNLocator(4, integer=kind in ("views", "missing")))
+        place.xaxis.set_major_locator(MaxNLocator(5, steps=(1, 2, 5, 10), integer=kind in ("views", "missing")))
         if len(found.curve(kind)) == 1:
             place.set(xticks=())
     axes[2, 0].legend(fontsize=7, frameon=False)
@@ -128,7 +128,7 @@ def _draw_alarm(place: Axes, found: Degradation, kind: str) -> None:
 def _curve(
     place: Axes, found: Degradation, kind: str, of: Callable[[Point], float], *, label: str = "", colour: str = "C0", style: str = "-"
 ) -> None:
-    """One quantity along a curve, with a ring at the ordinary scans."""
+    """One quantity along a curve, with a circle at the ordinary scans."""
     curve = found.curve(kind)
     values, heights = [value for value, _ in curve], [of(point) for _, point in curve]
     named = {"label": label} if label else {}
