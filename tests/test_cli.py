@@ -28,7 +28,7 @@ from bdgd.evaluation import SETTINGS, Method, classical, score, table_scans
 from bdgd.operators import FanBeam, ParallelBeam, RayTransform
 
 SOURCE = Path(__file__).resolve().parents[1] / "src"
-ORDER = ["demo", "doctor", "reconstruct", "train", "simulate", "evaluate", "calibrate", "measured", "reproduce", "bench", "serve"]
+ORDER = ["demo", "doctor", "reconstruct", "train", "simulate", "evaluate", "calibrate", "stress", "measured", "reproduce", "bench", "serve"]
 
 
 def bdgd(*arguments: object) -> Any:

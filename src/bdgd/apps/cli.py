@@ -22,10 +22,11 @@ from bdgd.apps.measured import measured
 from bdgd.apps.reconstruct import reconstruct
 from bdgd.apps.reproduce import reproduce
 from bdgd.apps.simulate import simulate
+from bdgd.apps.stress import stress
 from bdgd.apps.train import train
 
-#: Adding a command is one line here, in the order demo, doctor, reconstruct, train, simulate, evaluate, calibrate, measured,
-#: reproduce, bench, serve.
+#: Adding a command is one line here, in the order demo, doctor, reconstruct, train, simulate, evaluate, calibrate, stress,
+#: measured, reproduce, bench, serve.
 COMMANDS: list[Callable[..., None]] = [
     demo,
     doctor,
@@ -34,6 +35,7 @@ COMMANDS: list[Callable[..., None]] = [
     simulate,
     evaluate,
     calibrate,
+    stress,
     measured,
     reproduce,
     bench,
