@@ -82,7 +82,7 @@ def spread(layer: torch.nn.Module, information: Tensor) -> None:
     """Give a full-covariance layer the posterior of precision `information` (n, n) + I around its mean, in place."""
     assert isinstance(layer, FullCovarianceLayer)
     factor = covariance_factor(information + torch.eye(len(information), dtype=information.dtype, device=information.device))
-    rows, columns = torch.tril_indices(*factor.shape, -1, device=factor.device)
+    rows, columns = torch.tril_indices(len(factor), len(factor), -1, device=factor.device)
     layer.log_diagonal.copy_(factor.diag().log())
     layer.below_diagonal.copy_(factor[rows, columns])
 
