@@ -28,21 +28,32 @@ from bdgd.training import laplace
 
 
 def make_epistemic(job: Job, page: Path | None = None, images: int | None = None) -> None:
-    """Train what is missing, measure the rows that are not there, write epistemic.json and epistemic.md, and fill the page.
+    """Row by row: train what is missing, measure what is not there, write epistemic.json and epistemic.md; fill the page at the end.
 
     images: training images instead of the preset's.
     """
     presets = {training: preset_of(training, images) for row in ROWS for training in row.trainings}
     _tell_cost(job, presets)
-    models = {training: _trained(job, preset, presets) for training, preset in presets.items()}
-    results = {row.key: _measured(job, row, models, presets) for row in ROWS}
+    models: dict[Training, DeepGradientDescent] = {}
+    results: dict[str, dict[str, Any]] = {}
+    for row in ROWS:
+        for training in row.trainings:
+            if training not in models:
+                models[training] = _trained(job, presets[training], data=next(iter(presets.values())))
+        results[row.key] = _measured(job, row, models, presets)
+        text = _write(job, results)  # so that what is there can be read however the run ends
+    if page is not None:
+        insert(page, "epistemic", text)
+    job.out.say(text)
+
+
+def _write(job: Job, results: dict[str, dict[str, Any]]) -> str:
+    """The table of these rows, as it was written."""
     text, choice = markdown(results, job.effort.note()), chosen(results)
     write_json(job.folder / "epistemic.json", {"chosen": choice.key if choice else None, "rows": results, **_origin(job)})
     with replacing(job.folder / "epistemic.md") as temporary:
         temporary.write_text(text + "\n")
-    if page is not None:
-        insert(page, "epistemic", text)
-    job.out.say(text)
+    return text
 
 
 def preset_of(training: Training, images: int | None = None) -> Preset:
@@ -66,20 +77,19 @@ def _file(job: Job, preset: Preset) -> Path:
     return job.runs / preset.name / "model.safetensors"
 
 
-def _trained(job: Job, preset: Preset, presets: dict[Training, Preset]) -> DeepGradientDescent:
+def _trained(job: Job, preset: Preset, data: Preset) -> DeepGradientDescent:
     """The model of a preset from its run folder, trained there first, or further where that was interrupted.
 
-    Members of an ensemble see the images of the first one: they differ in their start and in the order of the images alone.
+    data: the preset whose images all trainings see, so that members of an ensemble differ in their start and the order of images alone.
     """
     if not _file(job, preset).is_file():
-        first = next(iter(presets.values()))
         with job.out.progress(preset.name, BLOCKS * int(SCHEDULE["epochs"])) as step:
 
             def report(record: dict[str, Any]) -> None:
-                if "loss" in record:
-                    step(1, f"{record['stage']} loss {record['loss']:.4f}")
+                if "loss" in record:  # a block that is trained again was not counted on
+                    step(0 if "-again-" in record["stage"] else 1, f"{record['stage']} loss {record['loss']:.4f}")
 
-            train_preset(preset, _file(job, preset).parent, job.device, resume=True, report=report, data=first)
+            train_preset(preset, _file(job, preset).parent, job.device, resume=True, report=report, data=data)
     model = load(_file(job, preset), device=job.device)
     made = parse_preset(str(model.provenance.get("preset_text", preset.text)), preset.name)
     if not isinstance(model, DeepGradientDescent) or replace(made, text="") != replace(preset, text=""):
