@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bdgd.evaluation.epistemic import BLOCKS, PATCH, ROWS, SCHEDULE, Row
+from bdgd.evaluation.tables import short_commit
 
 #: The default is chosen among posteriors of one trained model, which fit into one file, that have a variance at all, ...
 MOST_PSNR_LOST = 0.3  # ... lose at most so many dB to the best of them ...
@@ -49,7 +50,7 @@ def reason(results: Results, rows: Sequence[Row] = ROWS) -> str:
     """The choice in words, with its numbers."""
     row = chosen(results, rows)
     if row is None:
-        return "No posterior of one model has been measured yet, so none is chosen."
+        return "No posterior of one model with a variance has been measured yet, so none is chosen."
     scores = results[row.key]["scores"]
     return (
         f"**Chosen: {row.name}, draws of {row.draw}.** Of the posteriors that fit into one model file, have a variance, lose at most "
@@ -119,5 +120,6 @@ def _listed(values: Sequence[int]) -> str:
 
 
 def _origins(results: Results) -> str:
-    found = {(str(result["provenance"]["hardware"]), str(result["provenance"]["commit"])[:10]) for result in results.values()}
+    made = [result["provenance"] for result in results.values()]
+    found = {(str(origin["hardware"]), short_commit(str(origin["commit"]))) for origin in made}
     return "; ".join(f"{hardware}, commit {commit}" for hardware, commit in sorted(found)) or "nothing yet"
