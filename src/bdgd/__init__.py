@@ -29,7 +29,7 @@ from bdgd.data import (
     with_text,
     write_scans,
 )
-from bdgd.inference import Alarm, Miscoverage, Posterior, alarm, calibrate, reconstruct, reconstruct_blocks
+from bdgd.inference import Alarm, Miscoverage, Posterior, alarm, calibrate, reconstruct, reconstruct_blocks, reconstruct_ensemble
 from bdgd.metrics import ause, coverage, nll, psnr, ssim
 from bdgd.models import Calibration, DeepGradientDescent, LearnedPrimalDual, load, pretrained, save
 from bdgd.operators import (
@@ -43,7 +43,7 @@ from bdgd.operators import (
     operator_norm,
     read_geometry,
 )
-from bdgd.training import History, finetune_jointly, train_directly, train_greedily, train_scale_head
+from bdgd.training import History, finetune_jointly, laplace, train_directly, train_greedily, train_scale_head
 
 __version__ = "0.1.0"
 
@@ -79,6 +79,7 @@ __all__ = [
     "fbp",
     "finetune_jointly",
     "geometry_from_dict",
+    "laplace",
     "load",
     "nll",
     "operator_norm",
@@ -90,6 +91,7 @@ __all__ = [
     "read_scans",
     "reconstruct",
     "reconstruct_blocks",
+    "reconstruct_ensemble",
     "save",
     "shepp_logan",
     "simulate",

@@ -46,10 +46,12 @@ def train_preset(
     resume: bool = False,
     report: Report | None = None,
     before: Callable[[Reconstructor], None] | None = None,
+    data: Preset | None = None,
 ) -> Reconstructor:
     """Train the preset's model in the run folder and write it there as model.safetensors, with its provenance.
 
-    before: called with the untrained model before any image is made.
+    before: called with the untrained model before any image is made. data: another preset, whose images and noise are trained on;
+    so the members of an ensemble differ in their start and in the order of the images alone.
     """
     start = time.perf_counter()
     _keep(preset, run, device)
@@ -57,12 +59,14 @@ def train_preset(
     model = make_model(preset, A)
     if before is not None:
         before(model)
-    histories = _train(preset, model, make_scans(preset, A, "train"), make_scans(preset, A, "validation"), run, resume, report)
+    source = data or preset
+    histories = _train(preset, model, make_scans(source, A, "train"), make_scans(source, A, "validation"), run, resume, report)
     stages = [record for history in histories for record in history.stages]
     model.provenance = {
         "preset": preset.name,
         "preset_text": preset.text,
         "stages": stages,
+        **({"data_seed": data.seed} if data is not None else {}),
         "seconds": round(time.perf_counter() - start, 1),
         **provenance(preset.seed, device),
     }

@@ -109,7 +109,7 @@ def markdown(folder: Path, setting: str, note: str = "") -> str:
             continue
         ours, theirs = [_value(cell, kind) for kind in _KINDS], [_papers(setting, row, kind) for kind in _KINDS]
         lines.append(f"| {row.name} | {ours[0]} | {theirs[0]} | {ours[1]} | {theirs[1]} | {_seeds(cell)} |")
-        origins |= {(result["provenance"]["hardware"], _short(str(result["provenance"]["commit"]))) for result in cell}
+        origins |= {(result["provenance"]["hardware"], short_commit(str(result["provenance"]["commit"]))) for result in cell}
     measured = "; ".join(f"{hardware}, commit {commit}" for hardware, commit in sorted(origins)) or "nothing yet"
     missing = [f"*Rows without a trained model are left out: {', '.join(left_out)}.*"] if left_out else []
     return "\n".join([*lines, "", *missing, f"*Measured on {measured}.*"])
@@ -154,7 +154,7 @@ def _seeds(cell: list[dict[str, Any]]) -> str:
     return f"{len(cell)} ({trainings} trained)" if 0 < trainings < len(cell) else f"{len(cell)}"
 
 
-def _short(commit: str) -> str:
+def short_commit(commit: str) -> str:
     """Ten letters, and whether the tree was that of the commit."""
     return commit[:10] + ("-modified" if commit.endswith("-modified") else "")
 

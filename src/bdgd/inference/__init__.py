@@ -2,6 +2,7 @@
 
 from bdgd.inference.alarm import Alarm, alarm
 from bdgd.inference.calibrating import calibrate
+from bdgd.inference.ensemble import reconstruct_ensemble
 from bdgd.inference.miscoverage import Miscoverage, edge_mask
 from bdgd.inference.moments import Moments
 from bdgd.inference.posterior import Area, Posterior, Region
@@ -19,4 +20,5 @@ __all__ = [
     "edge_mask",
     "reconstruct",
     "reconstruct_blocks",
+    "reconstruct_ensemble",
 ]
