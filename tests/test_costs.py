@@ -21,11 +21,12 @@ def test_primal_dual_costs_iterations_times_epochs_times_images() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in pretrained() if name in preset_names() and name.endswith("mfvi")])
-def test_the_estimate_is_near_what_the_shipped_training_took(name: str) -> None:
-    assert training_seconds(read_preset(name)) == pytest.approx(load(name).provenance["seconds"], rel=0.3)
+def test_no_training_is_said_to_take_longer_than_the_shipped_one_took(name: str) -> None:
+    """Weights may have been trained before the code got faster, not before it got slower."""
+    assert 10 < training_seconds(read_preset(name)) <= 1.3 * load(name).provenance["seconds"]
 
 
 def test_the_sentence_names_the_command_and_the_seconds() -> None:
     told = training_cost("sparse30-dgd", seed=3).told()
-    assert "bdgd train sparse30-dgd -o runs/sparse30-dgd-seed3 --seed 3" in told and "about 130 s on one NVIDIA H200" in told
+    assert "bdgd train sparse30-dgd -o runs/sparse30-dgd-seed3 --seed 3" in told and "about 53 s on one NVIDIA H200" in told
     assert "no preset" in training_cost("sparse30-magic").told()
