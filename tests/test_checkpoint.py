@@ -357,4 +357,5 @@ def test_no_pickle_is_written_or_read(tmp_path: Path, monkeypatch: pytest.Monkey
         for name in names:
             monkeypatch.setattr(module, name, never)
     save(model, tmp_path / "model.safetensors")
-    load(tmp_path / "model.safetensors")
+    loaded = load(tmp_path / "model.safetensors").state_dict()
+    assert all(torch.equal(tensor, loaded[name]) for name, tensor in model.state_dict().items())
