@@ -21,7 +21,7 @@ from bdgd.apps.options import Device, choose_device, make_folder, require_writab
 from bdgd.apps.provenance import hardware, provenance, version_of
 from bdgd.checks import InputError
 from bdgd.evaluation import save_figure, speed
-from bdgd.evaluation.tables import insert
+from bdgd.evaluation.tables import insert, short_commit
 from bdgd.storage import write_json
 
 #: What is measured beside, or with; their versions go into the file.
@@ -165,7 +165,9 @@ def _fill(page: Path, results: Results, figure: Any) -> None:
     picture = make_folder(page.parent / "images") / f"speed-{kind}.png"
     save_figure(figure, picture)
     made = speed.tables(results["parts"], results["gpu"])
-    origins = {str(part["provenance"]["commit"])[:10] + f", {part['provenance']['date'][:10]}" for part in results["parts"].values()}
+    origins = {
+        short_commit(str(part["provenance"]["commit"])) + f", {part['provenance']['date'][:10]}" for part in results["parts"].values()
+    }
     seconds = sum(part["provenance"]["seconds"] for part in results["parts"].values())
     busy = [part["provenance"] for part in results["parts"].values()]
     threads, loads = max(part["threads"] for part in busy), [part["load"] for part in busy if part["load"] is not None]

@@ -10,6 +10,7 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -129,12 +130,7 @@ def train_greedily(
     gain = -math.inf  # what the block before gained
     for k, block in enumerate(model.blocks):
         stage = f"block-{k + 1:02d}"
-        before = judge.quality()
-
-        def gained(before: float = before, stage: str = stage) -> float:
-            images = judge.behind(model, trainee, keyed_generator(seed, stage, "validation")).x
-            return float(psnr(images, judge.truth).mean()) - before
-
+        gained = partial(_gain, judge, model, trainee, seed, stage)
         weights = folder.finished(stage) if folder else None
         if weights is not None:
             trainee.load_state_dict(weights)
@@ -153,9 +149,19 @@ def train_greedily(
             folder.finish(stage, trainee.state_dict(), record)
         block.load_state_dict(trainee.state_dict())
         stages.append(record)
-        if report and rank() == 0:
-            report(record)
+        _tell(report, record)
     return History(stages)
+
+
+def _tell(report: Report | None, record: Record) -> None:
+    if report and rank() == 0:  # one process speaks for all
+        report(record)
+
+
+def _gain(judge: Frontier, model: DeepGradientDescent, block: GradientBlock, seed: int, stage: str) -> float:
+    """How many dB of mean PSNR the block gains on the images that are judged, with the draws that they will be pushed with."""
+    images = judge.behind(model, block, keyed_generator(seed, stage, "validation")).x
+    return float(psnr(images, judge.truth).mean()) - judge.quality()
 
 
 def _fit_block(trainer: Trainer, stage: str, folder: RunFolder | None, gained: Callable[[], float], least: float) -> None:
