@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from bdgd.checks import InputError
-from bdgd.inference.calibrating_regions import AREAS, DISCS, RADII, DiscScores, random_discs
+from bdgd.inference.calibrating_regions import AREAS, DISCS, ON_OBJECT, RADII, DiscScores, random_discs
 from bdgd.inference.posterior import Origin, Posterior
-from bdgd.inference.regions import smooth_variance
+from bdgd.inference.regions import regions_of, smooth_variance
 from bdgd.models import Calibration, ScaleMixture
 from bdgd.models.calibration import RegionCalibration
 
@@ -126,7 +126,7 @@ def test_the_score_of_an_area_is_the_least_z_that_holds_it() -> None:
             assert float((made[:, size] > z).double().mean()) * 12 / 13 + 1 / 13 <= 1 - level + 1e-9
 
 
-def test_discs_lie_on_the_object_and_have_their_size() -> None:
+def test_half_of_the_discs_lie_on_the_object_and_all_have_their_size() -> None:
     truth = torch.zeros(SIZE, SIZE)
     truth[20:28, 18:30] = 1.0
     discs = random_discs(truth, torch.Generator().manual_seed(0))
@@ -135,6 +135,18 @@ def test_discs_lie_on_the_object_and_have_their_size() -> None:
     for row, low, high in zip(areas, AREAS, AREAS[1:], strict=False):
         assert bool((row > 0.7 * low).all()) and bool((row < 1.3 * high).all())
     x = torch.arange(SIZE).float()
-    for disc in discs:
+    for n, disc in enumerate(discs):
+        assert disc.sum() == disc[1:-1, 1:-1].sum() or n // DISCS > 2  # smaller ones fit into the image
         cx, cy = round(float((disc.sum(1) * x).sum() / disc.sum())), round(float((disc.sum(0) * x).sum() / disc.sum()))
-        assert truth[cx, cy] == 1.0
+        assert truth[cx, cy] == 1.0 or n % DISCS >= ON_OBJECT
+
+
+def test_many_regions_at_once_are_the_regions_one_by_one() -> None:
+    mean, std = torch.rand(2, 1, SIZE, SIZE), 0.1 * torch.rand(2, 1, SIZE, SIZE)
+    posterior = posterior_of(mean, std, draws=[mean, mean + 0.01])
+    masks = torch.stack([random_discs(torch.ones(SIZE, SIZE), torch.Generator().manual_seed(n))[:4] for n in range(2)])
+    together = regions_of(posterior, masks / masks.sum((2, 3), keepdim=True), 0.9, None)
+    for r in range(4):
+        alone = posterior.region(masks[:, r : r + 1].bool(), 0.9)
+        for name in ("mean", "std", "lower", "upper"):
+            torch.testing.assert_close(getattr(together, name)[:, r], getattr(alone, name))

@@ -18,11 +18,15 @@ from bdgd.data import Scans, ellipse_images, named_generator, noise_from_dict, s
 from bdgd.evaluation.speed.bars import MET, NOT_MET, Bar
 from bdgd.evaluation.uncertainty import UncertaintyScores, score_uncertainty
 from bdgd.inference import Posterior, alarm, reconstruct
+from bdgd.inference.calibrating_regions import random_disc
+from bdgd.inference.regions import regions_of
 from bdgd.metrics import auroc
 from bdgd.models import Reconstructor
 
-#: The seed of the fresh images, a stream of its own of the set "test"; those of the tables have seed 0.
-FRESH = 2026
+#: The seed of the fresh images, a stream of its own of the set "test"; those of the tables have seed 0. Seed 2026 was used up: what
+#: it showed (92.1 % of discs anywhere covered at 90 %) changed on which discs regions are calibrated.
+FRESH = 2027
+DISCS = 5  # per image and kind of place
 OBJECT = 1e-6
 LETTERS = "ABCDEFGHKLMNPRSTUVXYZ0123456789"
 Report = Callable[[int, float], None]
@@ -34,7 +38,7 @@ class Measured:
 
     scores: UncertaintyScores
     nll: dict[str, float]  # of the predictive, nats per pixel, on "object" and "all" pixels
-    regions_covered: float
+    regions_covered: dict[str, float]  # of discs "anywhere" and "on the object"
     false_alarms: float
     text_auroc: float
     text_alarms: float
@@ -53,7 +57,8 @@ def measure_promises(model: Reconstructor, images: int = 1000, texts: int = 100,
     scores = score_uncertainty(watch, watch.scans, patches=(), report=report)
     found, rung = _with_texts(model, texts)
     nll = {kind: float(total / count) for kind, (total, count) in watch.nll.items()}
-    return Measured(scores, nll, watch.covered / images, watch.red / images, found, rung, texts)
+    covered = {place: count / (images * DISCS) for place, count in watch.covered.items()}
+    return Measured(scores, nll, covered, watch.red / images, found, rung, texts)
 
 
 class _Watch:
@@ -63,7 +68,7 @@ class _Watch:
         assert model.calibration is not None
         self.model, self.scans, self.draws, self.seen = model, scans, model.calibration.draws, 0
         self.nll = {"object": (0.0, 0), "all": (0.0, 0)}
-        self.covered = self.red = 0
+        self.covered, self.red = {"anywhere": 0, "on the object": 0}, 0
         self.generator = named_generator("fresh regions", FRESH)
 
     def __call__(self, y: Tensor) -> Posterior:
@@ -75,21 +80,22 @@ class _Watch:
         for kind, mask in (("object", truth > OBJECT), ("all", torch.ones_like(truth, dtype=torch.bool))):
             total, count = self.nll[kind]
             self.nll[kind] = (total - float(density[mask].sum()), count + int(mask.sum()))
-        region = posterior.region(discs := self._discs(truth), 0.9)
-        value = (truth * discs).sum((1, 2, 3)) / discs.sum((1, 2, 3))
-        self.covered += int(((region.lower <= value) & (value <= region.upper)).sum())
+        for place in self.covered:
+            self.covered[place] += self._discs_covered(posterior, truth, on_object=place != "anywhere")
         self.red += int(alarm(self.model, y, posterior).raised.sum())
         return posterior
 
-    def _discs(self, truth: Tensor) -> Tensor:
-        """(B, 1, H, W), one disc per image with a radius of 3 to 15 pixels, centred where it fits into the image."""
-        size, radius = truth.shape[-1], 3 + 12 * torch.rand(len(truth), generator=self.generator)
-        radius = radius.clamp(max=(size - 1) / 2)
-        room = (size - 1) / 2 - radius
-        centre = (size - 1) / 2 + room[:, None] * (2 * torch.rand(len(truth), 2, generator=self.generator) - 1)
-        i = torch.arange(size)
-        square = (i[None, :, None] - centre[:, 0, None, None]) ** 2 + (i[None, None, :] - centre[:, 1, None, None]) ** 2
-        return (square <= radius[:, None, None] ** 2)[:, None].to(truth.device)
+    def _discs_covered(self, posterior: Posterior, truth: Tensor, *, on_object: bool) -> int:
+        """How many of `DISCS` random discs per image, of 3 to 15 pixels radius, have their mean in the 90 % interval."""
+        largest = (truth.shape[-1] - 1) / 2
+        radii = (3 + 12 * torch.rand(len(truth), DISCS, generator=self.generator)).clamp(max=largest).tolist()
+        discs = torch.stack([
+            torch.stack([random_disc(image[0], radius, self.generator, on_object=on_object) for radius in row])
+            for image, row in zip(truth, radii, strict=True)
+        ]).to(truth)  # fmt: skip
+        weights = discs / discs.sum((2, 3), keepdim=True)
+        found, value = regions_of(posterior, weights, 0.9, True), (weights * truth).sum((2, 3))
+        return int(((found.lower <= value) & (value <= found.upper)).sum())
 
 
 def _scans(model: Reconstructor, images: Tensor, noise_name: str) -> Scans:
@@ -152,5 +158,7 @@ def promise_bars(measured: Measured) -> list[Bar]:
         bar("AUROC of finding text by the std", "at least 0.90", f"{measured.text_auroc:.3f}", measured.text_auroc >= 0.9),
         bar("alarm on images with text", "at least 95 %", f"{measured.text_alarms:.0%} of {measured.texts}", measured.text_alarms >= 0.95),
         bar("alarm on ordinary images", "at most 5 %", f"{measured.false_alarms:.1%}", measured.false_alarms <= 0.05),
-        bar("regions covered at 90 %", "88 to 92 %", f"{measured.regions_covered:.1%}", 0.88 <= measured.regions_covered <= 0.92),
+        bar("regions covered at 90 %, " + " / ".join(measured.regions_covered), "88 to 92 %",
+            " / ".join(f"{share:.1%}" for share in measured.regions_covered.values()),
+            all(0.88 <= share <= 0.92 for share in measured.regions_covered.values())),
     ]  # fmt: skip

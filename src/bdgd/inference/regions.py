@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Region:
-    """The mean value of a region of each image, or the contrast of two, with its interval: each (B,)."""
+    """The mean value of a region of each image, or the contrast of two, with its interval: each (B,), or (B, R) for R regions."""
 
     mean: Tensor
     std: Tensor
@@ -58,15 +58,20 @@ def weights_of(mask: Tensor, like: Tensor) -> Tensor:
 
 
 def region_of(posterior: Posterior, weights: Tensor, level: float, calibrated: bool | None, minus: Tensor | None = None) -> Region:
-    """The region with these weights (B, 1, H, W), minus another one's where given."""
+    """The region with these weights (B, 1, H, W), minus another one's where given; each number (B,)."""
+    found = regions_of(posterior, weights, level, calibrated, minus)
+    return Region(found.mean[:, 0], found.std[:, 0], found.lower[:, 0], found.upper[:, 0], level)
+
+
+def regions_of(posterior: Posterior, weights: Tensor, level: float, calibrated: bool | None, minus: Tensor | None = None) -> Region:
+    """R regions of every image with weights (B, R, H, W) in one replay of the draws, minus others where given; each number (B, R)."""
     regions = _calibration(posterior, calibrated)
     mean, std = sums_of(posterior, weights if minus is None else weights - minus, regions)
     if regions is None:
-        factor = torch.full_like(std[:, 0], NormalDist().inv_cdf(0.5 + require_level(level) / 2))
+        factor = torch.full_like(std, NormalDist().inv_cdf(0.5 + require_level(level) / 2))
     else:
-        areas = (weights > 0).sum((1, 2, 3)) if minus is None else torch.minimum((weights > 0).sum((1, 2, 3)), (minus > 0).sum((1, 2, 3)))
+        areas = (weights > 0).sum((2, 3)) if minus is None else torch.minimum((weights > 0).sum((2, 3)), (minus > 0).sum((2, 3)))
         factor = regions.factor("mean" if minus is None else "contrast", level, areas).to(std)
-    mean, std = mean[:, 0], std[:, 0]
     lower, upper = mean - factor * std, mean + factor * std
     if minus is None:  # a mean cannot be below 0, a contrast can
         lower, upper = lower.clamp(min=0), upper.clamp(min=0)

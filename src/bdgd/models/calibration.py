@@ -20,7 +20,7 @@ Table = tuple[Row, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class RegionCalibration:
-    """How wide the interval of a region must be, measured on random discs of the object.
+    """How wide the interval of a region must be, measured on random discs, half of them centred on the object.
 
     window: pixels a side within which errors share a smooth part. areas: the A + 1 edges, in pixels, of the A bins of region size.
     Half widths (levels, A): mean, in standard deviations of a region's mean; contrast, of the difference of two; area, the z to
@@ -37,7 +37,7 @@ class RegionCalibration:
     area: Table
 
     def factor(self, table: str, level: float, areas: Tensor) -> Tensor:
-        """The entry of `mean`, `contrast` or `area` for regions of so many pixels (B,); beyond the calibrated sizes the nearest bin's."""
+        """The entry of `mean`, `contrast` or `area` for regions of so many pixels, of any shape; beyond the calibrated sizes the nearest."""
         row = torch.tensor(at_level(level, self.levels, getattr(self, table)), device=areas.device)
         return row[torch.bucketize(areas.double(), torch.tensor(self.areas[1:-1], dtype=torch.float64, device=areas.device))]
 
