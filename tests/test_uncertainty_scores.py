@@ -107,6 +107,7 @@ def test_scores_are_those_of_each_metric() -> None:
         pixels, errors = mask.sum((1, 2, 3)), (scans.images - posterior.mean)[mask]
         assert stratum.pixels == int(pixels.sum())
         assert stratum.rmse == pytest.approx(float(errors.square().mean().sqrt()))
+        assert stratum.mae == pytest.approx(float(errors.abs().mean()))
         assert stratum.nll == pytest.approx(float((nll(posterior, scans.images, mask) * pixels).sum() / pixels.sum()))
         assert stratum.nll_constant == pytest.approx(float(-torch.distributions.Normal(0, stratum.rmse).log_prob(errors).mean()))
         assert stratum.squared_z == pytest.approx(float((errors / posterior.std[mask]).square().mean()))

@@ -60,7 +60,7 @@ def strata(truth: Tensor) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class StratumScores:
-    """The scores of one kind of pixel, pooled over all images; NLL in nats per pixel, RMSE, CRPS and widths in the unit of the image.
+    """The scores of one kind of pixel, pooled over all images; NLL in nats per pixel, RMSE, MAE, CRPS and widths in that of the image.
 
     nll_constant: of the best Gaussian of one constant std, so nll_constant - nll is what knowing where the errors are is worth.
     constant_widths: of intervals of one constant width that cover as much as those of each level (not cut off at 0).
@@ -69,6 +69,7 @@ class StratumScores:
 
     pixels: int
     rmse: float
+    mae: float
     nll: float
     nll_constant: float
     crps: float
@@ -105,7 +106,7 @@ class Stratum:
     def __init__(self, levels: Sequence[float], patches: Sequence[int], *, nll: PixelFunction, crps: PixelFunction, least_std: float):
         self.pixels = 0
         self._nll, self._crps = PixelScore(nll, least_std=least_std), PixelScore(crps, least_std=least_std)
-        self._z, self._square = PixelScore(squared_z, least_std=least_std), PixelScore(_square)
+        self._z, self._square, self._size = PixelScore(squared_z, least_std=least_std), PixelScore(_square), PixelScore(_size)
         self._calibration, self._order = CalibrationError(least_std=least_std), Sparsification()
         self._detection, self._errors = ErrorDetection(), ErrorQuantiles()
         self._intervals = [Intervals(level) for level in levels]
@@ -115,7 +116,8 @@ class Stratum:
     def add(self, mean: Tensor, std: Tensor, truth: Tensor, mask: Tensor) -> None:
         """What needs mean and std alone."""
         self.pixels += int(mask.sum())
-        for metric in (self._nll, self._crps, self._z, self._square, self._calibration, self._order, self._detection, self._errors):
+        pixelwise = (self._nll, self._crps, self._z, self._square, self._size)
+        for metric in (*pixelwise, self._calibration, self._order, self._detection, self._errors):
             metric.add(mean, std, truth, mask)
 
     def add_parts(self, epistemic: Tensor, aleatoric: Tensor, mask: Tensor) -> None:
@@ -143,6 +145,7 @@ class Stratum:
         return StratumScores(
             pixels=self.pixels,
             rmse=math.sqrt(mean_square),
+            mae=self._size.result().pooled,
             nll=self._nll.result().pooled,
             nll_constant=0.5 * math.log(2 * math.pi * math.e * max(mean_square, self._nll.least_std**2)),
             crps=self._crps.result().pooled,
@@ -160,3 +163,7 @@ class Stratum:
 
 def _square(mean: Tensor, std: Tensor, truth: Tensor) -> Tensor:
     return (truth - mean) ** 2
+
+
+def _size(mean: Tensor, std: Tensor, truth: Tensor) -> Tensor:
+    return (truth - mean).abs()
