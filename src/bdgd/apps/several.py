@@ -225,7 +225,8 @@ class _Live:
         """Never beyond what a training was counted with, as a block may be trained again."""
         before = self.counted.get(job.folder, 0)
         self.counted[job.folder] = min(before + epochs, epochs_of(job.preset))
-        self.step(self.counted[job.folder] - before, said)
+        if self.counted[job.folder] > before:
+            self.step(self.counted[job.folder] - before, said)
 
 
 def _summarise(out: Output, outcomes: Sequence[Outcome]) -> None:
