@@ -161,9 +161,9 @@ def run(job: Callable[[], None], debug: bool = False) -> int:
     except KeyboardInterrupt:
         return _report("interrupted; files that were already written are complete", INTERRUPTED, debug)
     except (InputError, OSError) as error:
-        return _report(_sentence(error), WRONG_INPUT, debug)
+        return _report(sentence(error), WRONG_INPUT, debug)
     except Exception as error:
-        return _report(f"this should not have happened ({type(error).__name__}: {_sentence(error)}); --debug shows where", FAILED, debug)
+        return _report(f"this should not have happened ({type(error).__name__}: {sentence(error)}); --debug shows where", FAILED, debug)
     return 0
 
 
@@ -174,7 +174,7 @@ def _report(sentence: str, code: int, debug: bool) -> int:
     return code
 
 
-def _sentence(error: Exception) -> str:
+def sentence(error: Exception) -> str:
     """The message on one line; for an error of the system, the file and the reason without its number."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror

@@ -83,6 +83,24 @@ def require_memory(preset: Preset, device: torch.device) -> str:
     )
 
 
+def require_memory_for_several(presets: list[Preset], at_once: int, device: torch.device) -> None:
+    """Raise where so many of these trainings do not fit beside each other; of cascades only, as above."""
+    cascades = [preset for preset in presets if preset.kind == "cascade"]
+    if not cascades:
+        return
+    largest = max(cascades, key=lambda preset: memory_needed(preset, device))
+    require_memory(largest, device)
+    needed, (free, _) = sorted((memory_needed(preset, device) for preset in cascades), reverse=True), memory_there(device)
+    fit = next(n for n in range(min(at_once, len(needed)), 0, -1) if n == 1 or sum(needed[:n]) <= free)
+    if fit < min(at_once, len(needed)):
+        kind = "GPU memory" if device.type == "cuda" else "memory"
+        total = sum(needed[:at_once])
+        raise InputError(
+            f"{min(at_once, len(needed))} trainings at once need about {total / 1e9:.3g} GB of {kind}, and {free / 1e9:.3g} GB are free;"
+            f" try --at-once {fit}"
+        )
+
+
 @dataclass(frozen=True)
 class Pace:
     """Seconds of one training step, and of one image on its way through a trained block."""

@@ -1,4 +1,4 @@
-"""`bdgd train`: a preset trained into a run folder, on one device or, under torchrun, on several."""
+"""`bdgd train`: a preset trained into a run folder, on one device or, under torchrun, on several; or many trainings, some at once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from bdgd.apps.forecast import in_words, rehearse, require_memory
 from bdgd.apps.options import Device, choose_device, make_folder
 from bdgd.apps.own_scan import Wishes, fitted_preset
 from bdgd.apps.presets import Preset, preset_names, read_preset, with_seed
-from bdgd.apps.training import train_preset
+from bdgd.apps.several import AT_ONCE_ON_GPU, MOST_AT_ONCE, make_jobs, parse_seeds, train_jobs
+from bdgd.apps.training import epochs_of, train_preset
 from bdgd.checks import InputError
 from bdgd.evaluation import SETTINGS
 from bdgd.models import DeepGradientDescent, Reconstructor
@@ -39,12 +40,23 @@ Phantoms = Annotated[
 ]
 Noise = Annotated[float | None, typer.Option("--noise", help="Relative to the sinogram's mean; estimated from a scan unless given.")]
 Images = Annotated[int | None, typer.Option("--images", min=1, help="Training images instead of the preset's.")]
+Seeds = Annotated[
+    str | None, typer.Option("--seeds", metavar="N|LIST", help="One training per seed: 5 for seeds 0 to 4, or a list such as 0,3,7.")
+]
+AtOnce = Annotated[
+    int | None,
+    typer.Option(
+        "--at-once", min=1, max=MOST_AT_ONCE, help=f"Of several trainings, how many at a time; {AT_ONCE_ON_GPU} on a GPU, 1 on a CPU."
+    ),
+]
 
 
 def train(
     out: Output,
-    preset: Annotated[str, typer.Argument(help=f"A TOML file, or a preset by name: {', '.join(preset_names())}.")],
-    run: Annotated[Path, typer.Option("-o", "--run", help="The folder that the training writes.")],
+    presets: Annotated[list[str], typer.Argument(metavar="PRESET", help=f"TOML files, or presets by name: {', '.join(preset_names())}.")],
+    run: Annotated[
+        Path, typer.Option("-o", "--run", help="The folder that the training writes; of several trainings, the folder of theirs.")
+    ],
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a training that was interrupted in that folder.")] = False,
     geometry: Scan = None,
     views: Views = None,
@@ -54,31 +66,60 @@ def train(
     noise: Noise = None,
     images: Images = None,
     seed: Annotated[int | None, typer.Option("--seed", min=0, help="Instead of the preset's; fixes all that is random.")] = None,
+    seeds: Seeds = None,
+    at_once: AtOnce = None,
     device: Device = "auto",
 ) -> None:
-    """Train the model of a preset.
+    """Train the model of a preset, or those of several presets and seeds.
 
     Writes RUN/model.safetensors at the end, and one file per finished block on the way: a training that was killed goes
     on with --resume and ends with the same weights. Several GPUs: torchrun --nproc-per-node=N -m bdgd train ...
     A model for one's own scanner: bdgd train own-scan --geometry SCAN -o RUN
+
+    With several presets or --seeds, every training has its folder RUN/PRESET-seedN, as bdgd reproduce --runs RUN wants them. Those
+    whose model is there are skipped; those that were interrupted need --resume.
     """
-    wanted = read_preset(preset)
-    wanted = wanted if seed is None else with_seed(wanted, seed)
     wishes = Wishes(geometry, views, arc, size, noise, phantoms, images)
-    _require_sense(preset, wishes)
+    for preset in presets:
+        _require_sense(preset, wishes)
+    wanted = [read_preset(preset) for preset in presets]
+    wanted = wanted if seed is None else [with_seed(preset, seed) for preset in wanted]
+    if len(presets) == 1 and seeds is None:
+        if at_once is not None:
+            raise InputError("--at-once is for several trainings; give several presets or --seeds, or leave it out")
+        _train_one(out, wanted[0], run, wishes, device, resume)
+        return
+    if seed is not None and seeds is not None:
+        raise InputError("--seed and --seeds exclude each other; leave one out")
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise InputError("torchrun trains one preset on several devices; start several trainings without it")
+    numbers, where = None if seeds is None else parse_seeds(seeds), choose_device(device)
+    make_folder(run)
+    fitted = [_fitted(out, preset, wishes, where) for preset in wanted]
+    train_jobs(out, make_jobs(fitted, numbers, run), where, at_once=at_once, resume=resume)
+
+
+def _train_one(out: Output, preset: Preset, run: Path, wishes: Wishes, device: str, resume: bool) -> None:
+    """One training, in the folder itself, by all processes of torchrun where there are several."""
     with _processes(device) as where:
         make_folder(run)
         first = not dist.is_initialized() or dist.get_rank() == 0
-        wanted, found = fitted_preset(wanted, wishes, where)
-        if first:
-            if found:
-                out.note(f"{geometry}: {'; '.join(found)}")
-            out.note(f"{wanted.name}: {wanted.train} images, {_in_words(wanted)}, on {where}")
+        wanted = _fitted(out if first else None, preset, wishes, where)
         ahead = _look_ahead(out, wanted, where) if first and wanted.kind == "cascade" else None
-        with out.progress(wanted.name, _epochs(wanted)) as step:
+        with out.progress(wanted.name, epochs_of(wanted)) as step:
             model = train_preset(wanted, run, where, resume=resume, report=_Live(step), before=ahead)
     if first:
-        _summarise(out, model, run, geometry)
+        _summarise(out, model, run, wishes.geometry)
+
+
+def _fitted(out: Output | None, preset: Preset, wishes: Wishes, where: torch.device) -> Preset:
+    """The preset with what was wished for, and a note on what will be trained."""
+    wanted, found = fitted_preset(preset, wishes, where)
+    if out is not None:
+        if found:
+            out.note(f"{wishes.geometry}: {'; '.join(found)}")
+        out.note(f"{wanted.name}: {wanted.train} images, {_in_words(wanted)}, on {where}")
+    return wanted
 
 
 def _require_sense(preset: str, wishes: Wishes) -> None:
@@ -121,11 +162,6 @@ class _Live:
             self.quality = f"validation {record['validation_psnr']:.2f} dB"
         else:
             self.step(1, f"{record['stage']} loss {record['loss']:.4f} {self.quality}".rstrip())
-
-
-def _epochs(preset: Preset) -> int:
-    stages = int(preset.model.get("blocks", 10)) if preset.kind == "cascade" else 1
-    return stages * int(preset.training.get("epochs", 20)) + int((preset.finetuning or {}).get("epochs", 0))
 
 
 def _summarise(out: Output, model: Reconstructor, run: Path, scan: Path | None) -> None:

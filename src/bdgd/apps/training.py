@@ -38,6 +38,12 @@ def make_model(preset: Preset, A: RayTransform) -> Reconstructor:
     return DeepGradientDescent(A, **preset.model, seed=preset.seed)
 
 
+def epochs_of(preset: Preset) -> int:
+    """Epochs of all stages of a preset, which is what the progress of a training is counted in."""
+    stages = int(preset.model.get("blocks", 10)) if preset.kind == "cascade" else 1
+    return stages * int(preset.training.get("epochs", 20)) + int((preset.finetuning or {}).get("epochs", 0))
+
+
 def train_preset(
     preset: Preset,
     run: Path,
@@ -78,13 +84,18 @@ def train_preset(
 def _keep(preset: Preset, run: Path, device: torch.device) -> None:
     """Put the preset and the environment into a new run folder; one of another preset is refused."""
     kept = make_folder(run) / "preset.toml"
-    if kept.is_file():
-        if replace(parse_preset(kept.read_text(), preset.name), text="") != replace(preset, text=""):
-            raise InputError(f"{run} holds a run of another preset than {preset.name}, see {kept}; choose another folder")
-    elif rank() == 0 and not (run / "settings.json").exists():
+    require_same_preset(preset, run)
+    if rank() == 0 and not kept.is_file() and not (run / "settings.json").exists():
         write_json(run / "environment.json", provenance(preset.seed, device))
         with replacing(kept) as temporary:
             temporary.write_text(preset.text)
+
+
+def require_same_preset(preset: Preset, run: Path) -> None:
+    """Raise where the folder holds a run of another preset."""
+    kept = run / "preset.toml"
+    if kept.is_file() and replace(parse_preset(kept.read_text(), preset.name), text="") != replace(preset, text=""):
+        raise InputError(f"{run} holds a run of another preset than {preset.name}, see {kept}; choose another folder")
 
 
 def _train(

@@ -18,6 +18,7 @@ from bdgd.checks import InputError, require_count, require_number, require_posit
 from bdgd.keyed import keyed_generator
 from bdgd.training.objective import Objective
 from bdgd.training.run import Record, RunFolder, rank
+from bdgd.training.turns import alone, meanwhile, rest, turn
 
 #: The part of a stage over which the learning rate rises: Adam's first steps have full size whatever the gradient, and a
 #: block that starts from trained weights can lose all its active features to them.
@@ -81,20 +82,28 @@ class Trainer:
         done = run.restore(stage, tensors) if run else 0
         # An epoch ends before the batch that reaches into the next permutation, so epochs may differ by one step.
         ends = [(epoch + 1) * self.objective.images // self.batch for epoch in range(self.schedule.epochs)]
-        for epoch, (first, end) in enumerate(zip([0, *ends], ends, strict=False)):
-            if end <= done:
-                continue
-            self.objective.begin_epoch(keyed_generator(self.seed, stage, "symmetry", epoch))
-            loss = torch.zeros((), device=self.device)
-            for step in range(first, end):
-                self._set_rate(slower * self.schedule.rate(step / ends[-1]))
-                loss += self._take(*self._batch(stage, step))
-            record = self._end_epoch(stage, epoch, end, loss / (end - first))
-            if run:
-                run.append(record)
-                run.save_progress(stage, end, tensors)
-            if self.report and rank() == 0:
-                self.report(record | {"epochs": self.schedule.epochs})
+        with turn():
+            if done < ends[-1]:
+                self._prepare(*self._batch(stage, done))
+            with meanwhile():  # trainings in other threads may prepare theirs
+                for epoch, (first, end) in enumerate(zip([0, *ends], ends, strict=False)):
+                    if end > done:
+                        self._run_epoch(stage, epoch, range(first, end), ends[-1], slower, run)
+
+    def _run_epoch(self, stage: str, epoch: int, steps: range, all_steps: int, slower: float, run: RunFolder | None) -> None:
+        """The steps of one epoch, then its record and progress."""
+        self.objective.begin_epoch(keyed_generator(self.seed, stage, "symmetry", epoch))
+        loss = torch.zeros((), device=self.device)
+        for step in steps:
+            rest()
+            self._set_rate(slower * self.schedule.rate(step / all_steps))
+            loss += self._take(*self._batch(stage, step))
+        record = self._end_epoch(stage, epoch, steps.stop, loss / len(steps))
+        if run:
+            run.append(record)
+            run.save_progress(stage, steps.stop, training_tensors(self.optimiser))
+        if self.report and rank() == 0:
+            self.report(record | {"epochs": self.schedule.epochs})
 
     def _batch(self, stage: str, step: int) -> tuple[Tensor, list[Tensor]]:
         """This process's share of the step's image numbers and noise."""
@@ -116,11 +125,15 @@ class Trainer:
 
     def _take(self, index: Tensor, noise: list[Tensor]) -> Tensor:
         """One optimiser step; the loss before it."""
+        return self._prepare(index, noise)(index, noise)
+
+    def _prepare(self, index: Tensor, noise: list[Tensor]) -> Step:
+        """The step, made once: where it is captured, with images and noise like these."""
         if self._step is None:
             self._step = _plain_step(_shared(self.objective) if self.ranks > 1 else self.objective, self.optimiser)
             if self.captures:
                 self._step = _captured_step(self._step, self.optimiser, index, noise)
-        return self._step(index, noise)
+        return self._step
 
     def _set_rate(self, rate: float) -> None:
         for group in self.optimiser.param_groups:
@@ -197,7 +210,7 @@ def _captured_step(step: Step, optimiser: torch.optim.Optimizer, index: Tensor, 
             step(index, noise)
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # another thread may train another model meanwhile
+    with alone(), torch.cuda.graph(graph, capture_error_mode="thread_local"):  # a capture bears nothing beside it, see `turns`
         loss = step(index, noise)
     for name, tensor in tensors.items():
         tensor.copy_(before[name])
