@@ -78,7 +78,10 @@ def measured(
     paths = _chosen(find_scans(folder), scan)
     references = References(make_folder(output) / "references", where) if reference else None
     job = _Job(output, paths, references, draws, seed, where)
-    methods = [job.evaluated_as(name) for name in methods or ()]  # a wrong name is said before any work is done
+    asked_for = methods or []
+    methods = [job.evaluated_as(name) for name in asked_for]  # a wrong name is said before any work is done
+    for name in set(asked_for) - set(methods):
+        out.note(f"{name} carries a correction, so that it is evaluated on corrected scans, as {name}{LINEAR}")
     for asked in conditions:
         for name in methods or _available(out, job, asked):
             _fill(out, job, asked, name)
