@@ -19,8 +19,19 @@ from bdgd.apps.presets import parse_preset, read_preset
 from bdgd.apps.residual import residual
 from bdgd.apps.training import make_scans, train_preset
 from bdgd.checks import InputError
-from bdgd.data import Correction, Mismatch, PoissonNoise, Scans, correction_from_dict, disc, named_generator, simulate, write_scans
-from bdgd.data.correction import air_level, hardened
+from bdgd.data import (
+    Correction,
+    Mismatch,
+    PoissonNoise,
+    Scans,
+    correction_from_dict,
+    disc,
+    named_generator,
+    read_scans,
+    simulate,
+    write_scans,
+)
+from bdgd.data.correction import air_level, hardened, outermost
 from bdgd.inference import reconstruct
 from bdgd.models import DeepGradientDescent, LearnedPrimalDual, load, save
 from bdgd.operators import ParallelBeam, RayTransform
@@ -111,6 +122,13 @@ def test_it_survives_being_written_down_and_says_what_it_does() -> None:
 def test_what_is_refused(values: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         correction_from_dict(values)
+
+
+@pytest.mark.parametrize(("detectors", "count"), [(560, 8), (280, 8), (140, 4), (70, 2), (35, 1), (17, 1)])
+def test_air_is_read_by_the_same_rays_however_wide_the_detectors(detectors: int, count: int) -> None:
+    y = torch.zeros(1, 1, 3, detectors)
+    y[..., :count] = y[..., -count:] = 1.0
+    assert float(air_level(y)) == 1.0 and outermost(y).shape[-1] == 2 * count
 
 
 def test_air_needs_detectors_that_see_it() -> None:
@@ -235,6 +253,27 @@ def test_raw_counts_are_corrected_too(model_file: Path, tmp_path: Path) -> None:
         with h5py.File(tmp_path / name.partition(".")[0] / "posterior.h5") as file:
             means.append(file["mean"][:])
     np.testing.assert_allclose(means[0], means[1], rtol=1e-2, atol=1e-3)
+
+
+def test_a_rehearsal_can_harden_its_beam(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(GEOMETRY.to_toml())
+    words = [
+        "simulate",
+        "--geometry",
+        tmp_path / "mine.toml",
+        "--noise",
+        0,
+        "--hardening",
+        0.27,
+        "-o",
+        tmp_path / "scan.h5",
+        "--device",
+        "cpu",
+    ]
+    result = CliRunner().invoke(cli.app, list(map(str, words)), prog_name="bdgd")
+    assert result.exit_code == 0, result.output
+    scans = read_scans(tmp_path / "scan.h5")
+    torch.testing.assert_close(Correction(hardening=0.27)(scans.sinograms), A(scans.images), rtol=1e-4, atol=1e-4)
 
 
 def test_the_residual_is_measured_where_the_noise_is() -> None:

@@ -18,7 +18,7 @@ from bdgd.apps.scanner import USUAL_SIZE, Scanner, axis_spacing, read_scanner, t
 from bdgd.checks import InputError, require_count
 from bdgd.classical import fbp
 from bdgd.data import KINDS, Correction, GaussianNoise, Mismatch, Noise, PoissonNoise, Scans, estimate_noise, match
-from bdgd.data.correction import AIR_DETECTORS, outermost
+from bdgd.data.correction import outermost
 from bdgd.operators import Geometry, RayTransform
 
 _LOOK = 128  # pixels along a side of the image that the value scale is read from
@@ -99,10 +99,7 @@ def examine_scan(scan: Scans, geometry: Geometry, *, homogeneous: bool = False, 
     y = match(scan, geometry)[0].sinograms[:1]
     mismatch, air = scanner_errors(y, correction)
     if correction is not None and correction.air and float(outermost(y).mean(2).abs().max()) > _AIR * float(y.max()):
-        raise InputError(
-            f"the {AIR_DETECTORS} outermost detectors at either end do not all see air, so what they read cannot be subtracted;"
-            " leave --air out, or take a larger --size"
-        )
+        raise InputError("the scan's outermost detectors do not see air, so that what they read cannot be subtracted; leave --air out")
     corrected = replace(scan, sinograms=scan.sinograms[:1], images=None).corrected(correction)
     return Found(_digits(value_scale(corrected, homogeneous)), noise_on(scan, geometry), mismatch, air)
 

@@ -14,15 +14,16 @@ from torch import Tensor
 
 from bdgd.checks import InputError, require_number
 
-#: Outermost detectors at either end of the line, which see air.
-AIR_DETECTORS = 8
+_AIR_DETECTORS = 8  # at either end of the line, of 280 or more; of fewer, which are as many wider ones, the same part of the line
+_FEWEST_DETECTORS = 17
 
 
 @dataclass(frozen=True, kw_only=True)
 class Correction:
     """Sinograms y (B, 1, V, D) become q + b q^2 with q = y - air, per image; where q is below 0 it stays q.
 
-    air        whether the mean of the outermost 8 detectors at either end, over all views of an image, is subtracted
+    air        whether the mean of the outermost 8 detectors at either end, over all views of an image, is subtracted (of D / 35 where
+               there are fewer than 280 detectors: joining them leaves the rays that count as air)
     hardening  b, in 1 / line integral; 0 leaves the beam as it is
     """
 
@@ -52,7 +53,7 @@ class Correction:
         done = []
         if self.air:
             level = f" of {float(air_level(sinograms[:1])):+.4f}" if sinograms is not None else ""
-            done.append(f"the air{level}, which the {AIR_DETECTORS} outermost detectors at either end read, is subtracted")
+            done.append(f"the air{level}, which the outermost detectors read, is subtracted")
         if self.hardening:
             done.append(f"beam hardening is undone as p + {self.hardening:g} p^2")
         return " and ".join(done)
@@ -78,15 +79,13 @@ def hardened(q: Tensor, hardening: float | Tensor) -> Tensor:
 
 
 def outermost(sinograms: Tensor) -> Tensor:
-    """(B, 1, V, 16) what rays that pass the object read, in float64."""
+    """(B, 1, V, 2 n) what the outermost n detectors at either end read, whose rays pass the object, in float64."""
     if sinograms.ndim != 4:
         raise InputError(f"air is read in sinograms of shape (B, 1, V, D), got {tuple(sinograms.shape)}; add the batch axis with [None]")
-    if (detectors := sinograms.shape[-1]) <= 2 * AIR_DETECTORS:
-        raise InputError(
-            f"the air is read from the {AIR_DETECTORS} outermost detectors at either end, and there are {detectors};"
-            f" at least {2 * AIR_DETECTORS + 1} are needed"
-        )
-    return torch.cat((sinograms[..., :AIR_DETECTORS], sinograms[..., -AIR_DETECTORS:]), -1).double()
+    if (detectors := sinograms.shape[-1]) < _FEWEST_DETECTORS:
+        raise InputError(f"air is read by the outermost detectors, and there are {detectors}; at least {_FEWEST_DETECTORS} are needed")
+    count = min(_AIR_DETECTORS, max(detectors // 35, 1))
+    return torch.cat((sinograms[..., :count], sinograms[..., -count:]), -1).double()
 
 
 def air_level(sinograms: Tensor) -> Tensor:
