@@ -82,6 +82,11 @@ def test_hardening_and_correcting_is_the_identity(hardening: float) -> None:
         torch.testing.assert_close(p, ((1 + 4 * hardening * q).sqrt() - 1) / (2 * hardening))
 
 
+def test_none_of_it_changes_nothing() -> None:
+    y = torch.linspace(-1, 3, 40).reshape(1, 1, 2, 20)
+    assert torch.equal(Correction()(y), y) and torch.equal(Correction().undone(y), y) and Correction().in_words() == "nothing is changed"
+
+
 def test_noise_below_the_air_stays_as_it_is() -> None:
     y = torch.tensor([-0.5, -0.01, 0.0, 2.0]).repeat(5)[None, None, None]
     assert torch.equal(Correction(hardening=0.5)(y)[y <= 0], y[y <= 0]) and torch.equal(hardened(y, 0.5)[y <= 0], y[y <= 0])
@@ -114,7 +119,6 @@ def test_it_survives_being_written_down_and_says_what_it_does() -> None:
         ({"hardening": "strong"}, "must be a number"),
         ({"hardening": True}, "must be a number"),
         ({"air": 0.01}, "true or false, got 0.01"),
-        ({}, "must correct something"),
         ({"scatter": 0.1}, "unknown key 'scatter' in a correction; known are air, hardening"),
         (0.27, "must be a table"),
     ],

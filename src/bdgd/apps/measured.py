@@ -80,7 +80,7 @@ def measured(
     job = _Job(output, paths, references, draws, seed, where)
     asked_for = methods or []
     methods = [job.evaluated_as(name) for name in asked_for]  # a wrong name is said before any work is done
-    for name in set(asked_for) - set(methods):
+    for name in (name for name in asked_for if name not in methods):
         out.note(f"{name} carries a correction, so that it is evaluated on corrected scans, as {name}{LINEAR}")
     for asked in conditions:
         for name in methods or _available(out, job, asked):

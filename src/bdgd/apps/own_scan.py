@@ -44,7 +44,7 @@ class Wishes:
     @property
     def correction(self) -> Correction | None:
         """What is to be done to every scan."""
-        return Correction(air=self.air, hardening=self.hardening or 0.0) if self.air or self.hardening is not None else None
+        return Correction(air=self.air, hardening=self.hardening or 0.0) if self.air or self.hardening else None
 
 
 def fitted_preset(preset: Preset, wishes: Wishes, device: torch.device) -> tuple[Preset, list[str]]:

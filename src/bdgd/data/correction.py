@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bdgd.checks import InputError, require_number
 
-_AIR_DETECTORS = 8  # at either end of the line, of 280 or more; of fewer, which are as many wider ones, the same part of the line
+_AIR_DETECTORS = 8  # at either end of a line of 280 or more; of fewer, wider ones the same part of the line
 _FEWEST_DETECTORS = 17
 
 
@@ -36,8 +36,6 @@ class Correction:
         if isinstance(self.hardening, bool) or require_number(self.hardening, "hardening of a correction") < 0:
             raise InputError(f"hardening of a correction must be a number of at least 0, got {self.hardening!r}; 0 is none")
         object.__setattr__(self, "hardening", float(self.hardening))
-        if not self.air and self.hardening == 0:
-            raise InputError("a correction must correct something; give air = true, or hardening above 0, or leave the correction out")
 
     def __call__(self, sinograms: Tensor) -> Tensor:
         """The corrected sinograms (B, 1, V, D), in their type."""
@@ -56,7 +54,7 @@ class Correction:
             done.append(f"the air{level}, which the outermost detectors read, is subtracted")
         if self.hardening:
             done.append(f"beam hardening is undone as p + {self.hardening:g} p^2")
-        return " and ".join(done)
+        return " and ".join(done) or "nothing is changed"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; `correction_from_dict` reads it back."""

@@ -28,9 +28,9 @@ class Mismatch:
     beam        b, in 1 / line integral: y becomes p with p + b p^2 = y, as a beam of many energies has it; `Correction` undoes it.
                 The attenuation of thin objects stays, the longest paths lose most
     axis_shift  in detectors: the axis is seen so far from where the geometry has it; linear between neighbours
-    air_offset  c, added to every line integral, in its unit: y + c (a beam that was brighter or darker than its flat field)
     hardening   b, in 1 / line integral: y - b y (y - y0), with y0 = sum y^3 / sum y^2 of the image, which leaves the best-fitting
                 multiple of y unchanged: long paths count for less, short ones for more, and a disc cups
+    air_offset  c, added to every line integral, in its unit: y + c (a beam that was brighter or darker than its flat field)
     gain        standard deviation of an offset per detector, the same in all views (a stripe), in the unit of the line integrals
     """
 
