@@ -260,7 +260,7 @@ def test_a_foreign_safetensors_file_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": 3}, "is a bdgd file of format 3 with 'DeepGradientDescent', this version reads models of format 1 and 2"),
+        ({"format": 4}, "is a bdgd file of format 4 with 'DeepGradientDescent', this version reads models of format 1, 2, 3"),
         ({"format": None}, "of format None"),
         ({"model": "Transformer"}, "with 'Transformer'"),
         ({"model": ["x"]}, "this version reads models"),

@@ -17,15 +17,30 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from bdgd.apps import cli
+from bdgd.apps import measured as command
+from bdgd.apps.console import Output
 from bdgd.checks import InputError
-from bdgd.data import GaussianNoise, random_ellipses, simulate
+from bdgd.data import Correction, GaussianNoise, random_ellipses, simulate
+from bdgd.data.correction import hardened
 from bdgd.evaluation import measured, tooth
-from bdgd.evaluation.challenge import ARCS, CONDITIONS, NAMES, TRAINING, find_scans, read_measured, scanner
-from bdgd.evaluation.measured import Found, References, corrected, disc_scores, evaluate_scan, measured_fbp, measured_tv, score_measured
+from bdgd.evaluation.challenge import ARCS, CONDITIONS, NAMES, TRAINING, MeasuredScan, find_scans, read_measured, scanner
+from bdgd.evaluation.measured import (
+    Found,
+    References,
+    corrected,
+    disc_scores,
+    evaluate_scan,
+    measured_fbp,
+    measured_model,
+    measured_tv,
+    predicted_views,
+    score_measured,
+)
 from bdgd.evaluation.measured_tables import MISSING, chosen_setting, is_complete, measured_markdown, read_entries, write_entry
+from bdgd.evaluation.mismatch import CORRECTION, HARDENING, air_offset
 from bdgd.evaluation.segmentation import rotated
 from bdgd.inference import Posterior
-from bdgd.models import DeepGradientDescent, save
+from bdgd.models import DeepGradientDescent, checkpoint, save
 from bdgd.operators import ParallelBeam, RayTransform
 from bdgd.storage import write_json
 
@@ -162,6 +177,52 @@ def test_a_posterior_that_knows_all_covers_what_its_level_says(degrees: int, gen
     assert wide.coverage is not None and wide.coverage > 0.99 and wide.width is not None and wide.width > 2 * scores.width
 
 
+def hardened_scan(generator: torch.Generator) -> tuple[MeasuredScan, Tensor]:
+    """A hardened scan of a pixel image (1, 1, 64, 64) with air and photon noise, and the image."""
+    scan, image = coarse(measured_disc("02a")), disc_image(64, ACRYLIC)
+    assert scan.scans.geometry is not None
+    p = hardened(RayTransform(scan.scans.geometry, strategy="matrix-free")(image), HARDENING)
+    y = p + 0.014 + 0.0033 * torch.exp(p / 2) * torch.randn(p.shape, generator=generator)
+    return replace(scan, scans=replace(scan.scans, sinograms=y)), image
+
+
+def test_left_out_views_of_a_corrected_scan_are_predicted_where_the_photons_were_counted(generator: torch.Generator) -> None:
+    """An exact posterior covers what its level says, thin and thick parts alike, and no more than the noise is its width."""
+    raw, image = hardened_scan(generator)
+    scan, condition = corrected(raw), CONDITIONS["views30"]
+    found = Found(image, 0.0, exact_posterior(image), scan.scans.geometry, CORRECTION)
+    lower, upper, y, noise = predicted_views(found, scan, condition)
+    above_air = raw.seen(condition.left_out(raw.name)[::5]).sinograms - air_offset(raw.scans.sinograms)
+    torch.testing.assert_close(y, above_air, rtol=1e-5, atol=1e-5)
+    held, width = (lower <= y) & (y <= upper), upper - lower
+    for low, high in ((0.1, 0.8), (0.8, 1.6), (1.6, 3.0)):
+        part = (y > low) & (y < high)
+        assert float(held[part].double().mean()) == pytest.approx(0.94, abs=0.03), (low, high)
+        assert float(width[part].mean()) == pytest.approx(float(noise[part].mean()), rel=0.1)
+    scores, plain = (score_measured(found, which, condition, None, 0.0) for which in (scan, raw))
+    assert scores.coverage == pytest.approx(plain.coverage, abs=0.01) and scores.width == pytest.approx(plain.width, rel=0.01)
+    forgotten = score_measured(replace(found, correction=None), scan, condition, None, 0.0)
+    assert forgotten.coverage is not None and forgotten.coverage < 0.3  # straight line integrals are not what a hardened beam gives
+
+
+def test_a_model_with_a_correction_corrects_once(generator: torch.Generator) -> None:
+    raw, _ = hardened_scan(generator)
+    condition = CONDITIONS["views30"]
+    assert raw.scans.geometry is not None
+    model = DeepGradientDescent(RayTransform(raw.scans.geometry[condition.used(raw.name)]), blocks=1, value_scale=ACRYLIC)
+    ((_, plain),) = measured_model(model, 1, 0, raw, condition)
+    assert plain.correction is None
+    model.correction = CORRECTION
+    ((_, once),) = measured_model(model, 1, 0, raw, condition)
+    ((_, already),) = measured_model(model, 1, 0, corrected(raw), condition)
+    assert once.correction == already.correction == CORRECTION
+    torch.testing.assert_close(once.image, already.image, rtol=0, atol=0.03 * ACRYLIC)  # air of 30 views, or of all
+    assert float((once.image - plain.image).abs().max()) > 0.2 * ACRYLIC
+    model.correction = Correction(air=True, hardening=0.2)
+    with pytest.raises(InputError, match=r"corrected with .*'hardening': 0.2.*'hardening': 0.27"):
+        list(measured_model(model, 1, 0, corrected(raw), condition))
+
+
 # --- tables ----------------------------------------------------------------------------------------------------------------
 
 
@@ -249,6 +310,30 @@ def test_the_command_scores_a_method_and_a_model_and_goes_on_where_it_was(tmp_pa
     before = (results / "arc30" / "fbp.json").stat().st_mtime_ns
     assert bdgd(*words[:4], *words[5:], "--device", "cpu").exit_code == 0
     assert (results / "arc30" / "fbp.json").stat().st_mtime_ns == before
+
+
+def test_a_model_that_carries_a_correction_has_a_corrected_row_only(
+    tmp_path: Path, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, results, condition = tmp_path / "scans", tmp_path / "results", CONDITIONS["arc30"]
+    folder.mkdir()
+    write_compact(folder, measured_disc("07a", air=0.01, hardening=HARDENING, noise=0.003, generator=generator))
+    monkeypatch.setattr(checkpoint, "_weights", lambda: tmp_path)
+    monkeypatch.setattr(measured, "_DRAWS", 2)
+    model = DeepGradientDescent(RayTransform(scanner()[list(range(31))]), blocks=1, value_scale=ACRYLIC)
+    for name, carried in (("htc-arc30-dgd", None), ("htc-arc30-mfvi", CORRECTION), ("other", Correction(hardening=0.2))):
+        model.correction = carried
+        save(model, tmp_path / f"{name}.safetensors")
+    job = command._Job(results, {}, None, 2, 0, CPU)
+    names = command._available(Output(), job, condition)
+    assert names == ["disc", "fbp", "tv", "htc-arc30-dgd", "fbp+linear", "tv+linear", "htc-arc30-dgd+linear", "htc-arc30-mfvi+linear"]
+    words = ["-o", results, "--condition", "arc30", "--no-reference", "--draws", 2, "--device", "cpu"]
+    done = bdgd("measured", folder, "htc-arc30-mfvi", *words)
+    assert done.exit_code == 0 and "htc-arc30-mfvi carries a correction" in done.stderr, done.output
+    assert [path.name for path in (results / "arc30").iterdir()] == ["htc-arc30-mfvi+linear.json"]
+    assert "| BDGD, corrected | 1 |" in done.output and "| BDGD |" not in done.output and done.output.count(MISSING) == 1
+    done = bdgd("measured", folder, tmp_path / "other.safetensors", *words)
+    assert done.exit_code == 2 and "train it with the latter" in done.stderr and len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize(

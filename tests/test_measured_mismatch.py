@@ -10,7 +10,7 @@ from discs import ACRYLIC, measured_disc
 
 from bdgd.checks import InputError
 from bdgd.evaluation.challenge import TRAINING, find_scans, read_measured
-from bdgd.evaluation.mismatch import HARDENING, air_offset, linearised, mismatch, mismatch_table, photon_noise, read_mismatch
+from bdgd.evaluation.mismatch import CORRECTION, HARDENING, air_offset, mismatch, mismatch_table, photon_noise, read_mismatch
 from bdgd.storage import write_json
 
 
@@ -33,10 +33,10 @@ def test_a_scan_that_is_the_model_has_no_mismatch() -> None:
     assert abs(found.air) < 1e-6 and abs(found.hardening) < 0.01 and abs(found.axis) < 0.05 and found.misfit < 0.005
 
 
-def test_linearising_undoes_air_and_hardening() -> None:
+def test_the_correction_undoes_air_and_hardening() -> None:
     bent, straight = measured_disc(air=0.02, hardening=HARDENING).scans.sinograms, measured_disc().scans.sinograms
     assert air_offset(bent) == pytest.approx(0.02, abs=1e-6)
-    assert torch.allclose(linearised(bent, air=air_offset(bent)), straight, atol=1e-5)
+    assert torch.allclose(CORRECTION(bent), straight, atol=1e-5)
 
 
 @pytest.mark.parametrize("views", [10, 360])

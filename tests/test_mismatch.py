@@ -45,6 +45,29 @@ def test_hardening_shortens_long_paths_and_keeps_the_best_fitting_multiple(clean
     assert (y.flatten(1).gather(1, longest) < clean.flatten(1).gather(1, longest)).all()
 
 
+def test_a_hardened_beam_obeys_its_law(clean: torch.Tensor) -> None:
+    many = clean.repeat(25, 1, 1, 1)
+    p = Mismatch(beam=(0.2, 0.3))(many, generator=seeded())
+    b = ((many - p) / p.square()).flatten(1).gather(1, many.flatten(1).argmax(1, keepdim=True))  # p + b p^2 = q, where it is largest
+    assert 0.2 <= float(b.min()) < 0.22 and 0.28 < float(b.max()) <= 0.3
+    torch.testing.assert_close(p + b[:, :, None, None] * p.square(), many, rtol=1e-4, atol=1e-5)
+    assert Mismatch(beam=0.3) == Mismatch(beam=(0.0, 0.3))
+
+
+def test_a_beam_changes_nothing_that_was_drawn_without_one(clean: torch.Tensor) -> None:
+    errors = {"air_offset": (0.1, 0.3), "axis_shift": 0.4, "gain": 0.01}
+    generator = seeded()
+    numbers = [(torch.rand(3, generator=generator), torch.randn(clean.shape[-1], generator=generator)) for _ in clean]
+    offsets = torch.stack([0.1 + 0.2 * uniform[0] for uniform, _ in numbers])
+    air = Mismatch(**errors)(torch.zeros_like(clean), generator=seeded())  # type: ignore[arg-type]
+    stripes = torch.stack([0.01 * normal for _, normal in numbers])
+    torch.testing.assert_close(air[:, 0, 0], offsets[:, None] + stripes)
+    beam = Mismatch(**errors, beam=0.1)(torch.zeros_like(clean), generator=seeded())  # type: ignore[arg-type]
+    assert torch.equal(beam[0], air[0])  # the first image's other numbers come first
+    few = Mismatch(**errors, beam=0.1)(clean[:2], generator=seeded())  # type: ignore[arg-type]
+    assert torch.equal(few, Mismatch(**errors, beam=0.1)(clean, generator=seeded())[:2])  # type: ignore[arg-type]
+
+
 def test_a_shift_of_the_axis_is_that_of_the_detector(clean: torch.Tensor) -> None:
     whole = Mismatch(axis_shift=(2, 2))(clean, generator=seeded())
     torch.testing.assert_close(whole[..., 2:], clean[..., :-2])
@@ -70,7 +93,13 @@ def test_scans_with_it_do_not_depend_on_the_batch_and_keep_their_noise() -> None
 
 def test_it_survives_being_written_down() -> None:
     mismatch = Mismatch(air_offset=(0.0, 0.03), hardening=0.2, axis_shift=0.25, gain=0.001)
-    assert mismatch.to_dict() == {"air_offset": [0.0, 0.03], "hardening": [0.0, 0.2], "axis_shift": [-0.25, 0.25], "gain": 0.001}
+    assert mismatch.to_dict() == {
+        "air_offset": [0.0, 0.03],
+        "hardening": [0.0, 0.2],
+        "axis_shift": [-0.25, 0.25],
+        "gain": 0.001,
+        "beam": [0.0, 0.0],
+    }
     assert mismatch_from_dict(mismatch.to_dict()) == mismatch and hash(mismatch) == hash(mismatch_from_dict(mismatch.to_dict()))
 
 
@@ -82,6 +111,7 @@ def test_it_survives_being_written_down() -> None:
         ({"air_offset": [2, 1]}, "swap the two numbers"),
         ({"axis_shift": "much"}, "axis_shift must be a number"),
         ({"hardening": -0.1}, "hardening must be a range from low to high"),
+        ({"beam": [-0.1, 0.2]}, "beam must be at least 0"),
         ({"gain": -1}, "gain must be at least 0"),
         ({"gain": [0, 1]}, "gain must be a number"),
     ],

@@ -117,6 +117,8 @@ WRONG = {
     "unknown-key": (TINY, "seed = 3", "seed = 3\nsead = 4", "unknown key 'sead'; known are seed, geometry"),
     "unknown-section": (TINY, "[finetuning]", "[fine-tuning]", "unknown key 'fine-tuning'"),
     "unknown-data-key": (TINY, "train = 8", "train = 8\ntest = 3", r"unknown key 'test' in \[data\]; known are train, validation, noise"),
+    "no-table-as-correction": (TINY, "train = 8", "train = 8\ncorrection = 0.27", r"preset wrong: a correction must be a table"),
+    "unknown-correction": (TINY, "train = 8", "train = 8\ncorrection = { hard = 1 }", r"preset wrong: unknown key 'hard' in a correction"),
     "unknown-model-key": (TINY, "blocks = 2", "blocks = 2\nwidth = 32", r"unknown key 'width' in \[model\]"),
     "unknown-training-key": (TINY, "epochs = 1\nbatch = 4\n[f", "epoch = 1\n[f", r"unknown key 'epoch' in \[training\]; known are epochs"),
     "unknown-finetuning-key": (TINY, "[finetuning]\n", "[finetuning]\naugment = true\n", r"unknown key 'augment' in \[finetuning\]"),

@@ -12,6 +12,7 @@ A `Geometry` says where the rays are, a `RayTransform` turns images into sinogra
 from bdgd.checks import InputError
 from bdgd.classical import choose_tv_weight, fbp, solve_tv, tv
 from bdgd.data import (
+    Correction,
     Ellipses,
     GaussianNoise,
     Mismatch,
@@ -50,6 +51,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Alarm",
     "Calibration",
+    "Correction",
     "DeepGradientDescent",
     "Ellipses",
     "FanBeam",

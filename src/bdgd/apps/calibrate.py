@@ -47,7 +47,7 @@ def calibrate(
     law = GaussianNoise(noise)
     if head:
         _train_head(out, network, law, head, epochs, draws, seed)
-    ours = read_scans(scans) if scans is not None else make_scans(network, "calibration", images, law, seed)
+    ours = read_scans(scans).corrected(network.correction) if scans is not None else make_scans(network, "calibration", images, law, seed)
     with out.progress("calibrating", len(ours)) as step:
         generator = named_generator("calibrating", seed)
         calibration = calibrated(network, ours, draws=draws, false_alarms=false_alarms, generator=generator, report=step)

@@ -27,13 +27,14 @@ from bdgd.evaluation.measured import (
     measured_fbp,
     measured_model,
     measured_tv,
+    require_same,
 )
 from bdgd.evaluation.measured_figures import FIGURES, measured_figure
 from bdgd.evaluation.measured_tables import is_complete, measured_markdown, read_entries, write_entry
-from bdgd.evaluation.mismatch import mismatch, mismatch_table, read_mismatch
+from bdgd.evaluation.mismatch import CORRECTION, mismatch, mismatch_table, read_mismatch
 from bdgd.evaluation.tables import insert
 from bdgd.evaluation.tooth import evaluate_tooth, read_tooth, read_tooth_scores, tooth_table
-from bdgd.models import load, pretrained
+from bdgd.models import Reconstructor, load, pretrained
 from bdgd.storage import replacing, write_json
 
 Folder = Annotated[Path, typer.Argument(help="The challenge's scans as downloaded: .mat files, or compact .npz files.")]
@@ -77,10 +78,12 @@ def measured(
     paths = _chosen(find_scans(folder), scan)
     references = References(make_folder(output) / "references", where) if reference else None
     job = _Job(output, paths, references, draws, seed, where)
-    for name in methods or ():
-        job.method(name)  # a wrong name is said before any work is done
+    asked_for = methods or []
+    methods = [job.evaluated_as(name) for name in asked_for]  # a wrong name is said before any work is done
+    for name in (name for name in asked_for if name not in methods):
+        out.note(f"{name} carries a correction, so that it is evaluated on corrected scans, as {name}{LINEAR}")
     for asked in conditions:
-        for name in methods or _available(out, asked):
+        for name in methods or _available(out, job, asked):
             _fill(out, job, asked, name)
     _describe_mismatch(out, output, find_scans(folder), where, page)
     for asked in conditions:
@@ -113,14 +116,14 @@ def _chosen(paths: dict[str, Path], names: Sequence[str] | None) -> dict[str, Pa
     return {name: path for name, path in paths.items() if not names or name in names}
 
 
-def _available(out: Output, condition: Condition) -> list[str]:
-    """Everything that fits the condition; a model that is not shipped is named."""
+def _available(out: Output, job: _Job, condition: Condition) -> list[str]:
+    """Everything that fits the condition, a model that carries a correction only with it; a model that is not shipped is named."""
     wanted = [f"{condition.model}-{kind}" for kind in ("dgd", "mfvi")]
     for name in wanted:
         if name not in pretrained():
             out.note(f"{condition.name}: no trained model {name} is shipped yet; its row stays empty")
     methods = ["fbp", "tv", *(name for name in wanted if name in pretrained())]
-    return ["disc", *methods, *(f"{name}{LINEAR}" for name in methods)]
+    return ["disc", *(name for name in methods if job.evaluated_as(name) == name), *(f"{name}{LINEAR}" for name in methods)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,9 +144,20 @@ class _Job:
             return None
         if plain in ("fbp", "tv"):
             return partial(measured_fbp if plain == "fbp" else measured_tv, self.device)
-        if plain not in pretrained() and not Path(plain).is_file():
+        return partial(measured_model, self.model(plain), self.draws, self.seed)
+
+    def model(self, name: str) -> Reconstructor:
+        if name not in pretrained() and not Path(name).is_file():
             raise InputError(f"METHOD must be disc, fbp, tv, a shipped model, or the file of a model, got {name!r}; check its name")
-        return partial(measured_model, load(plain, device=self.device), self.draws, self.seed)
+        return load(name, device=self.device)
+
+    def evaluated_as(self, name: str) -> str:
+        """The name, with +linear for a model that carries a correction: its values are those of corrected scans and of no others."""
+        plain = name.removesuffix(LINEAR)
+        if plain in ("disc", "fbp", "tv") or (correction := self.model(plain).correction) is None:
+            return name
+        require_same(correction, CORRECTION)
+        return f"{plain}{LINEAR}"
 
 
 def _fill(out: Output, job: _Job, condition: Condition, name: str) -> None:

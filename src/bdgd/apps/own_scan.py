@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,13 @@ from bdgd.apps.presets import Preset, parse_preset
 from bdgd.apps.scanner import USUAL_SIZE, Scanner, axis_spacing, read_scanner, training_geometry
 from bdgd.checks import InputError, require_count
 from bdgd.classical import fbp
-from bdgd.data import KINDS, GaussianNoise, Mismatch, Noise, PoissonNoise, Scans, estimate_noise, match
+from bdgd.data import KINDS, Correction, GaussianNoise, Mismatch, Noise, PoissonNoise, Scans, estimate_noise, match
+from bdgd.data.correction import outermost
 from bdgd.operators import Geometry, RayTransform
 
 _LOOK = 128  # pixels along a side of the image that the value scale is read from
 _SHORT_ARC = math.radians(115)  # below it FBP has no reliable values
+_AROUND = 0.15  # training covers hardenings from so much below to so much above the one that is corrected
 _AIR = 0.05  # of the largest line integral: detectors that see no more see air
 
 
@@ -36,14 +38,24 @@ class Wishes:
     noise: float | None = None
     phantoms: str | None = None
     images: int | None = None
+    air: bool = False
+    hardening: float | None = None
+
+    @property
+    def correction(self) -> Correction | None:
+        """What is to be done to every scan."""
+        return Correction(air=self.air, hardening=self.hardening or 0.0) if self.air or self.hardening else None
 
 
 def fitted_preset(preset: Preset, wishes: Wishes, device: torch.device) -> tuple[Preset, list[str]]:
     """The preset with all that the wishes change, and sentences about what was found in the scan.
 
     --geometry replaces [geometry], the noise, the value scale, the gradient scale and, where the preset has one, the mismatch.
+    --air and --hardening put a correction into it, and the beam that it undoes into the mismatch.
     """
-    values, notes = tomllib.loads(preset.text), list[str]()
+    values, notes, correction = tomllib.loads(preset.text), list[str](), wishes.correction or preset.correction
+    if wishes.correction is not None:
+        values["data"]["correction"] = wishes.correction.to_dict()
     if wishes.phantoms is not None:
         values["data"]["phantoms"] = _phantoms(wishes.phantoms)
     if wishes.images is not None:
@@ -58,8 +70,11 @@ def fitted_preset(preset: Preset, wishes: Wishes, device: torch.device) -> tuple
             values["model"]["gradient_scale"] = _digits(gradient_scale(geometry, device))
         if scanner.scan is not None:
             kind = values["data"].get("phantoms", "ellipses")
-            found = examine_scan(scanner.scan, geometry, homogeneous=kind == "discs-with-holes")
+            found = examine_scan(scanner.scan, geometry, homogeneous=kind == "discs-with-holes", correction=correction)
             notes += _use(found, values, scanner, keep_noise=wishes.noise is not None)
+        elif wishes.correction is not None and wishes.correction.hardening:
+            errors = {key: value for key, value in values["data"].get("mismatch", {}).items() if key != "hardening"}
+            values["data"]["mismatch"] = errors | {"beam": list(beam_around(wishes.correction))}
     if values == tomllib.loads(preset.text):
         return preset, notes
     about = f"the preset {preset.name}" + (f" for {wishes.geometry.name}" if wishes.geometry else "")
@@ -76,10 +91,22 @@ class Found:
     air: float | None
 
 
-def examine_scan(scan: Scans, geometry: Geometry, *, homogeneous: bool = False) -> Found:
-    """Value scale, noise and errors of a scan (its first slice), as a model of this geometry will see it."""
-    mismatch, air = scanner_errors(match(scan, geometry)[0].sinograms[:1])
-    return Found(_digits(value_scale(scan, homogeneous)), noise_on(scan, geometry), mismatch, air)
+def examine_scan(scan: Scans, geometry: Geometry, *, homogeneous: bool = False, correction: Correction | None = None) -> Found:
+    """Value scale, noise and errors of a scan (its first slice), as a model of this geometry will see it.
+
+    The values are those of the corrected scan, noise and errors those of the scan as it is: scans are simulated so, then corrected.
+    """
+    y = match(scan, geometry)[0].sinograms[:1]
+    mismatch, air = scanner_errors(y, correction)
+    if correction is not None and correction.air and float(outermost(y).mean(2).abs().max()) > _AIR * float(y.max()):
+        raise InputError("the scan's outermost detectors do not see air, so that what they read cannot be subtracted; leave --air out")
+    corrected = replace(scan, sinograms=scan.sinograms[:1], images=None).corrected(correction)
+    return Found(_digits(value_scale(corrected, homogeneous)), noise_on(scan, geometry), mismatch, air)
+
+
+def beam_around(correction: Correction) -> tuple[float, float]:
+    """Hardenings to train with: that of no two objects is the same, and the correction has one for all."""
+    return _digits((1 - _AROUND) * correction.hardening), _digits((1 + _AROUND) * correction.hardening)
 
 
 def noise_on(scan: Scans, geometry: Geometry) -> Noise:
@@ -127,11 +154,12 @@ def _from_shadows(y: Tensor, spacing: float) -> float:
     return float(values[width > 0].median()) if bool((width > 0).any()) else 0.0
 
 
-def scanner_errors(y: Tensor) -> tuple[Mismatch, float | None]:
+def scanner_errors(y: Tensor, correction: Correction | None = None) -> tuple[Mismatch, float | None]:
     """The errors to train against for sinograms y (1, 1, V, D), in their unit, and the mean of what is measured in air if air is seen.
 
     With p the 99 % quantile of y: air off by 0.005 p and by up to twice what is measured, hardening up to 0.4 / p (a disc whose
     middle is dark by a third, as unfiltered tubes show it), the axis off by a quarter of a detector, stripes of 0.0005 p.
+    Where a correction undoes hardening, the beam hardens by 0.85 to 1.15 times what it undoes instead.
     """
     top = float(y.double().flatten().quantile(0.99)) if y.numel() < 2**24 else float(y.double().amax())
     if not top > 0:
@@ -142,7 +170,10 @@ def scanner_errors(y: Tensor) -> tuple[Mismatch, float | None]:
     seen = air if abs(air) < _AIR * top else None
     twice = 2 * (seen or 0.0)
     offsets = (_digits(min(0.0, twice) - 0.005 * top), _digits(max(0.0, twice) + 0.005 * top))
-    return Mismatch(air_offset=offsets, hardening=(0.0, _digits(0.4 / top)), axis_shift=(-0.25, 0.25), gain=_digits(0.0005 * top)), seen
+    found = Mismatch(air_offset=offsets, hardening=(0.0, _digits(0.4 / top)), axis_shift=(-0.25, 0.25), gain=_digits(0.0005 * top))
+    if correction is not None and correction.hardening:
+        found = replace(found, hardening=(0.0, 0.0), beam=beam_around(correction))
+    return found, seen
 
 
 def gradient_scale(geometry: Geometry, device: torch.device) -> float:
@@ -178,7 +209,7 @@ def _use(found: Found, values: dict[str, Any], scanner: Scanner, *, keep_noise: 
     if not keep_noise:
         values["data"]["noise"] = found.noise.to_dict()
         notes.append(_noise_in_words(found.noise))
-    if "mismatch" in values["data"]:
+    if "mismatch" in values["data"] or found.mismatch.beam[1]:
         values["data"]["mismatch"] = found.mismatch.to_dict()
         if found.air is not None:
             notes.append(f"{found.air:.3g} measured in air")

@@ -4,7 +4,8 @@ seed                  of the images, the noise, the weights and the training
 [geometry]            beam = "sparse" | "limited" (the paper's detector), or any geometry as a scan file has it (also angles_degrees)
 [data]                how many training and validation images, and the noise; optional:
                       phantoms = "ellipses" (unless given) | "discs-with-holes" | a folder of pictures, value_spread (each image times
-                      1 - spread to 1 + spread), mismatch = { air_offset, hardening, axis_shift, gain } as `bdgd.Mismatch` has them
+                      1 - spread to 1 + spread), mismatch = { beam, air_offset, hardening, axis_shift, gain } as `bdgd.Mismatch` has them,
+                      correction = { air, hardening } as `bdgd.Correction` has them: done to every scan, and carried by the model
 [model]               kind = "cascade" | "primal-dual", and the arguments of the model; images are value_scale times the phantoms
 [training]            the arguments of train_greedily (a cascade) or train_directly (primal-dual)
 [finetuning]          optional: the arguments of finetune_jointly
@@ -20,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from bdgd.checks import InputError, require_choice, require_count, require_number
-from bdgd.data import Mismatch, Noise, mismatch_from_dict, noise_from_dict
+from bdgd.data import Correction, Mismatch, Noise, correction_from_dict, mismatch_from_dict, noise_from_dict
 from bdgd.data.formats.attributes import read_header
 from bdgd.operators import Geometry, ParallelBeam
 
-_DATA = ("train", "validation", "noise", "phantoms", "value_spread", "mismatch")
+_DATA = ("train", "validation", "noise", "phantoms", "value_spread", "mismatch", "correction")
 _SCHEDULE = ("epochs", "batch", "learning_rate", "last_learning_rate")
 #: what each kind of model knows in the sections about it
 _KEYS = {
@@ -58,6 +59,7 @@ class Preset:
     phantoms: str = "ellipses"
     value_spread: float = 0.0
     mismatch: Mismatch | None = None
+    correction: Correction | None = None
 
     @property
     def value_scale(self) -> float:
@@ -119,6 +121,7 @@ def parse_preset(text: str, name: str) -> Preset:
         phantoms=_phantoms(data.get("phantoms", "ellipses"), name),
         value_spread=_spread(data.get("value_spread", 0.0), name),
         mismatch=mismatch_from_dict(data["mismatch"]) if "mismatch" in data else None,
+        correction=_correction(data["correction"], name) if "correction" in data else None,
     )
 
 
@@ -161,6 +164,13 @@ def _phantoms(value: Any, name: str) -> str:
     if not isinstance(value, str) or not value:
         raise InputError(f"the preset {name} needs phantoms = 'ellipses', 'discs-with-holes' or a folder in [data], got {value!r}")
     return value
+
+
+def _correction(value: Any, name: str) -> Correction:
+    try:
+        return correction_from_dict(value)
+    except InputError as error:
+        raise InputError(f"the preset {name}: {error}") from None
 
 
 def _spread(value: Any, name: str) -> float:

@@ -136,7 +136,7 @@ def _reconstruct(task: Task, job: _Job, scan: Scans, index: int, step: Step) -> 
         grid=task.grid,
         posterior=posterior,
         fbp=fbp(A, y),
-        residual=residual(A, posterior.mean, y, scan.noise),
+        residual=residual(A, posterior.mean, y, scan.noise, scan.correction),
         places=task.places,
         level=job.level,
         truth=scan.images,
@@ -174,6 +174,7 @@ def _origin(task: Task, job: _Job) -> dict[str, Any]:
     asked["calibrated"] = task.calibrated
     found: dict[str, Any] = {"scan": printable(task.path.name), "scan_sha256": digest(task.path)}
     found |= {"notes": list(task.notes)} if task.notes else {}
+    found |= {"correction": task.correction.to_dict()} if task.correction is not None else {}
     return found | asked | provenance(job.seed, job.network.device) | {"model_provenance": job.network.provenance}
 
 

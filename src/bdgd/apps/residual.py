@@ -9,7 +9,7 @@ from statistics import NormalDist
 import torch
 from torch import Tensor
 
-from bdgd.data import GaussianNoise, Noise, PoissonNoise
+from bdgd.data import Correction, GaussianNoise, Noise, PoissonNoise
 from bdgd.operators import LinearOperator
 
 _QUARTER = NormalDist().inv_cdf(0.625)  # a quarter of all |n|, n standard normal, lies below it
@@ -45,9 +45,14 @@ class Residual:
 
 
 @torch.no_grad()
-def residual(A: LinearOperator, x: Tensor, y: Tensor, noise: Noise | None) -> Residual:
-    """Of one image x (1, 1, H, W) against its sinogram y (1, 1, V, D)."""
-    predicted = A(x.to(y)).double()
+def residual(A: LinearOperator, x: Tensor, y: Tensor, noise: Noise | None, correction: Correction | None = None) -> Residual:
+    """Of one image x (1, 1, H, W) against its sinogram y (1, 1, V, D).
+
+    correction: what was done to y. Noise is what was measured before it, so both are compared there; correcting would stretch it.
+    """
+    predicted, y = A(x.to(y)).double(), y.double()
+    if correction is not None:
+        predicted, y = correction.undone(predicted), correction.undone(y)
     known = noise_level(noise, predicted)
     return Residual(_rms(predicted - y), estimated_noise(y) if known is None else known, _rms(y), known is None)
 

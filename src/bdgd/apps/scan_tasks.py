@@ -10,7 +10,7 @@ from bdgd.apps.options import make_folder
 from bdgd.apps.outputs import Grid
 from bdgd.apps.places import Places, default_places, read_places
 from bdgd.checks import InputError
-from bdgd.data import Scans, match, open_stack
+from bdgd.data import Correction, Scans, match, open_stack
 from bdgd.models import Reconstructor
 from bdgd.operators import Geometry
 
@@ -26,12 +26,13 @@ class Task:
     shown: int  # the slice that the report shows
     notes: tuple[str, ...] = ()  # what a reader did to the values, and what does not hold for them
     calibrated: bool = False  # whether the model's calibration holds for this scan
+    correction: Correction | None = None  # what the model needs to be done to it
 
     def slices(self) -> Iterator[Scans]:
-        """One slice after the other, fitted to the model; no other is in memory."""
+        """One slice after the other, fitted to the model and corrected as it needs; no other is in memory."""
         with open_stack(self.path) as stack:
             for scan in stack:
-                yield match(scan, self.geometry)[0]
+                yield match(scan, self.geometry)[0].corrected(self.correction)
 
 
 def examine(path: Path, model: Reconstructor, draws: int, *, regions: Path | None = None, shown: int | None = None) -> Task:
@@ -40,7 +41,7 @@ def examine(path: Path, model: Reconstructor, draws: int, *, regions: Path | Non
         scan, count = stack[0], len(stack)
     geometry: Geometry = model.A.geometry  # type: ignore[attr-defined]
     try:
-        first, _ = match(scan, geometry)
+        first = match(scan, geometry)[0].corrected(model.correction)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     if shown is not None and shown >= count:
@@ -48,7 +49,8 @@ def examine(path: Path, model: Reconstructor, draws: int, *, regions: Path | Non
     places = default_places(geometry) if regions is None else read_places(regions, geometry)
     objection = _objection(model, first, draws)
     notes, calibrated = (*first.notes, *filter(None, [objection])), model.calibration is not None and objection is None
-    return Task(path, Grid.of(first, count), geometry, places, count // 2 if shown is None else shown, notes, calibrated)
+    shown = count // 2 if shown is None else shown
+    return Task(path, Grid.of(first, count), geometry, places, shown, notes, calibrated, model.correction)
 
 
 def _objection(model: Reconstructor, scan: Scans, draws: int) -> str | None:

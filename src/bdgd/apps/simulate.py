@@ -19,7 +19,9 @@ from bdgd.apps.provenance import provenance
 from bdgd.apps.scanner import Scanner, read_scanner
 from bdgd.checks import InputError, require_count
 from bdgd.data import (
+    Correction,
     GaussianNoise,
+    Mismatch,
     PoissonNoise,
     Scans,
     estimate_noise,
@@ -59,6 +61,9 @@ Photons = Annotated[float | None, typer.Option("--photons", help="Photon-countin
 Attenuation = Annotated[
     float | None, typer.Option("--attenuation", help="With --photons: of value 1 per length; 2.5 / side of the image unless given.")
 ]
+Hardening = Annotated[
+    float | None, typer.Option("--hardening", metavar="B", help="The beam hardens: p is measured with p + B p^2 the line integral.")
+]
 
 
 def simulate(
@@ -74,6 +79,7 @@ def simulate(
     noise: Noise = None,
     photons: Photons = None,
     attenuation: Attenuation = None,
+    hardening: Hardening = None,
     seed: Seed = 0,
     device: Device = "auto",
 ) -> None:
@@ -85,12 +91,14 @@ def simulate(
     scanner = _scanner(size, views, degrees, geometry)
     disturbance = _noise(noise, photons, attenuation, scanner)
     require_count(count, "--count")
+    beam = None if hardening is None else Correction(hardening=hardening)
     require_writable(output)
     A = RayTransform(scanner.geometry, where)
     images = _phantoms(phantom, text, count, scanner.geometry, seed)
     if scanner.scan is not None:
-        images = images * float(f"{value_scale(scanner.scan, phantom == Phantom.discs_with_holes):.3g}")
-    scans = simulate_scans(A, images, disturbance, generator=named_generator("simulate noise", seed))
+        images = images * float(f"{value_scale(scanner.scan.corrected(beam), phantom == Phantom.discs_with_holes):.3g}")
+    mismatch = None if beam is None else Mismatch(beam=(beam.hardening, beam.hardening))
+    scans = simulate_scans(A, images, disturbance, generator=named_generator("simulate noise", seed), mismatch=mismatch)
     scans = replace(scans, unit=scanner.unit)
     _write(output, scans, seed, where)
     _summary(out, output, scans, A)

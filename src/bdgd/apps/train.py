@@ -39,6 +39,13 @@ Phantoms = Annotated[
     str | None, typer.Option("--phantoms", help="What is scanned: ellipses, discs-with-holes, or a folder of PNG, TIFF or npy files.")
 ]
 Noise = Annotated[float | None, typer.Option("--noise", help="Relative to the sinogram's mean; estimated from a scan unless given.")]
+Air = Annotated[
+    bool, typer.Option("--air", help="With --geometry: set what the outermost detectors read to 0, in training and in every scan.")
+]
+Hardening = Annotated[
+    float | None,
+    typer.Option("--hardening", metavar="B", help="With --geometry: undo a beam hardening p + B p^2, in training and in every scan."),
+]
 Images = Annotated[int | None, typer.Option("--images", min=1, help="Training images instead of the preset's.")]
 Seeds = Annotated[
     str | None, typer.Option("--seeds", metavar="N|LIST", help="One training per seed: 5 for seeds 0 to 4, or a list such as 0,3,7.")
@@ -65,6 +72,8 @@ def train(
     phantoms: Phantoms = None,
     noise: Noise = None,
     images: Images = None,
+    air: Air = False,
+    hardening: Hardening = None,
     seed: Annotated[int | None, typer.Option("--seed", min=0, help="Instead of the preset's; fixes all that is random.")] = None,
     seeds: Seeds = None,
     at_once: AtOnce = None,
@@ -79,7 +88,7 @@ def train(
     With several presets or --seeds, every training has its folder RUN/PRESET-seedN, as bdgd reproduce --runs RUN wants them. Those
     whose model is there are skipped; those that were interrupted need --resume.
     """
-    wishes = Wishes(geometry, views, arc, size, noise, phantoms, images)
+    wishes = Wishes(geometry, views, arc, size, noise, phantoms, images, air, hardening)
     for preset in presets:
         _require_sense(preset, wishes)
     wanted = [read_preset(preset) for preset in presets]
@@ -127,14 +136,16 @@ def _require_sense(preset: str, wishes: Wishes) -> None:
     if wishes.geometry is None:
         if preset == "own-scan":
             raise InputError("own-scan trains for your own scanner; add --geometry SCAN, a scan file or a geometry as TOML")
-        for name in ("views", "arc", "size"):
-            if getattr(wishes, name) is not None:
+        for name in ("views", "arc", "size", "air", "hardening"):
+            if getattr(wishes, name) not in (None, False):
                 raise InputError(f"--{name} says how a scan is used; add --geometry SCAN, or leave it out")
 
 
 def _in_words(preset: Preset) -> str:
     geometry = preset.geometry
-    return f"{geometry.image_size[0]} x {geometry.image_size[1]} pixels, {geometry.views} views of {geometry.detectors} detectors"
+    return f"{geometry.image_size[0]} x {geometry.image_size[1]} pixels, {geometry.views} views of {geometry.detectors} detectors" + (
+        f"; of every scan {preset.correction.in_words()}" if preset.correction is not None else ""
+    )
 
 
 def _look_ahead(out: Output, preset: Preset, device: torch.device) -> Callable[[Reconstructor], None]:

@@ -24,18 +24,19 @@ from bdgd.training.run import rank
 
 
 def make_scans(preset: Preset, A: RayTransform, which: str) -> Scans:
-    """The training or validation scans of a preset, on the operator's device."""
+    """The training or validation scans of a preset, on the operator's device, corrected as a measured one will be."""
     count = preset.train if which == "train" else preset.validation
     images = phantom_images(preset.phantoms, which, count, preset.geometry, preset.seed, A.device, spread=preset.value_spread)
     images = images if preset.value_scale == 1.0 else images * preset.value_scale
-    return simulate(A, images, preset.noise, generator=named_generator(f"{which} noise", preset.seed), mismatch=preset.mismatch)
+    generator = named_generator(f"{which} noise", preset.seed)
+    return simulate(A, images, preset.noise, generator=generator, mismatch=preset.mismatch).corrected(preset.correction)
 
 
 def make_model(preset: Preset, A: RayTransform) -> Reconstructor:
-    """The untrained model of a preset."""
-    if preset.kind == "primal-dual":
-        return LearnedPrimalDual(A, **preset.model, seed=preset.seed)
-    return DeepGradientDescent(A, **preset.model, seed=preset.seed)
+    """The untrained model of a preset, with the correction of its scans."""
+    model = (LearnedPrimalDual if preset.kind == "primal-dual" else DeepGradientDescent)(A, **preset.model, seed=preset.seed)
+    model.correction = preset.correction
+    return model
 
 
 def epochs_of(preset: Preset) -> int:

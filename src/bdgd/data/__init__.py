@@ -1,6 +1,7 @@
 """Images and measurements to work with: phantoms, noise, simulated scans, disjoint sets, and scan files."""
 
 from bdgd.data.axis import estimate_axis
+from bdgd.data.correction import Correction, correction_from_dict
 from bdgd.data.counts import line_integrals
 from bdgd.data.estimates import estimate_noise
 from bdgd.data.files import open_stack, read_scans, write_scans
@@ -27,6 +28,7 @@ from bdgd.data.text import with_text
 
 __all__ = [
     "KINDS",
+    "Correction",
     "Ellipses",
     "GaussianNoise",
     "Mismatch",
@@ -34,6 +36,7 @@ __all__ = [
     "PoissonNoise",
     "Scans",
     "Stack",
+    "correction_from_dict",
     "disc",
     "discs_with_holes",
     "draw_ellipses",

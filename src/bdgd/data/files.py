@@ -78,6 +78,8 @@ def _attributes(scans: Scans) -> dict[str, Any]:
         raise InputError("a scan file holds its geometry, but these scans have none; pass Scans(sinograms, geometry)")
     if scans.rotation:
         raise InputError("these scans are turned against their object (`rotation`), which a scan file does not say; write them unmatched")
+    if scans.correction is not None:
+        raise InputError("corrected scans cannot be written, since a scan file does not say so; write them as they were measured")
     attributes = {"format_version": VERSION, **scans.geometry.to_dict()}
     attributes |= {name: value for name in ("unit", "slice_spacing") if (value := getattr(scans, name)) is not None}
     if scans.noise is not None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from bdgd.checks import InputError, require_number
+from bdgd.data.correction import hardened
 
 Range = tuple[float, float]
 
@@ -22,12 +23,14 @@ Range = tuple[float, float]
 class Mismatch:
     """Errors of a scanner, each drawn per image uniformly from its range (low, high).
 
-    One number r is the range (-r, r), or (0, r) for hardening.
+    One number r is the range (-r, r), or (0, r) for hardening and beam. In the order in which they happen:
 
-    air_offset  c, added to every line integral, in its unit: y + c (a beam that was brighter or darker than its flat field)
+    beam        b, in 1 / line integral: y becomes p with p + b p^2 = y, as a beam of many energies has it; `Correction` undoes it.
+                The attenuation of thin objects stays, the longest paths lose most
+    axis_shift  in detectors: the axis is seen so far from where the geometry has it; linear between neighbours
     hardening   b, in 1 / line integral: y - b y (y - y0), with y0 = sum y^3 / sum y^2 of the image, which leaves the best-fitting
                 multiple of y unchanged: long paths count for less, short ones for more, and a disc cups
-    axis_shift  in detectors: the axis is seen so far from where the geometry has it; linear between neighbours
+    air_offset  c, added to every line integral, in its unit: y + c (a beam that was brighter or darker than its flat field)
     gain        standard deviation of an offset per detector, the same in all views (a stripe), in the unit of the line integrals
     """
 
@@ -35,31 +38,37 @@ class Mismatch:
     hardening: Range = (0.0, 0.0)
     axis_shift: Range = (0.0, 0.0)
     gain: float = 0.0
+    beam: Range = (0.0, 0.0)
 
     def __post_init__(self) -> None:
-        for name in ("air_offset", "hardening", "axis_shift"):
-            object.__setattr__(self, name, _range(getattr(self, name), name, symmetric=name != "hardening"))
+        for name in ("air_offset", "hardening", "axis_shift", "beam"):
+            object.__setattr__(self, name, _range(getattr(self, name), name, symmetric=name not in ("hardening", "beam")))
+        if self.beam[0] < 0:
+            raise InputError(f"beam must be at least 0, got {list(self.beam)}; 0 is a beam that does not harden")
         if require_number(self.gain, "gain") < 0:
             raise InputError(f"gain must be at least 0, got {self.gain:g}; it is a standard deviation")
         object.__setattr__(self, "gain", float(self.gain))
 
     def __call__(self, clean: Tensor, *, generator: torch.Generator) -> Tensor:
-        """Line integrals (B, 1, V, D) with errors; every image takes the same 3 + D numbers from the generator, in its order."""
+        """Line integrals (B, 1, V, D) with errors; every image takes the same 3 + D numbers from the generator, in its order.
+
+        Where the beam hardens it takes one more after them: what is drawn without a beam is as it was before there was one.
+        """
         if clean.ndim != 4:
             raise InputError(f"a mismatch needs sinograms of shape (B, 1, V, D), got {tuple(clean.shape)}; add the batch axis with [None]")
-        batch, detectors = len(clean), clean.shape[-1]
-        drawn = [
-            torch.cat((torch.rand(3, generator=generator), torch.randn(detectors, generator=generator)))  # one image after the other
-            for _ in range(batch)
-        ]
-        numbers = torch.stack(drawn).to(clean)  # (B, 3 + D)
+        drawn = torch.stack([self._numbers(clean.shape[-1], generator) for _ in clean]).to(clean)  # (B, 3 + D) or (B, 4 + D)
         offset, hardening, shift = (
-            (low + (high - low) * numbers[:, n])[:, None, None, None]
-            for n, (low, high) in enumerate((self.air_offset, self.hardening, self.axis_shift))
+            _between(drawn[:, n], low_high) for n, low_high in enumerate((self.air_offset, self.hardening, self.axis_shift))
         )
-        y = _shifted(clean, shift) if any(self.axis_shift) else clean
+        y = hardened(clean, _between(drawn[:, -1], self.beam)) if any(self.beam) else clean
+        y = _shifted(y, shift) if any(self.axis_shift) else y
         y = y - hardening * y * (y - _typical(y))
-        return y + offset + self.gain * numbers[:, None, None, 3:]
+        return y + offset + self.gain * drawn[:, None, None, 3 : 3 + clean.shape[-1]]
+
+    def _numbers(self, detectors: int, generator: torch.Generator) -> Tensor:
+        """All that is random about one image."""
+        numbers = [torch.rand(3, generator=generator), torch.randn(detectors, generator=generator)]
+        return torch.cat([*numbers, torch.rand(1, generator=generator)] if any(self.beam) else numbers)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers and lists; `mismatch_from_dict` reads it back."""
@@ -86,6 +95,12 @@ def _range(value: Any, name: str, *, symmetric: bool) -> Range:
     if low > high:
         raise InputError(f"{name} must be a range from low to high, got {value!r}; swap the two numbers")
     return low, high
+
+
+def _between(share: Tensor, low_high: Range) -> Tensor:
+    """(B, 1, 1, 1) so far (B,) of the way from low to high."""
+    low, high = low_high
+    return (low + (high - low) * share)[:, None, None, None]
 
 
 def _typical(y: Tensor) -> Tensor:

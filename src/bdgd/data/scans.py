@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bdgd.checks import InputError, require_batch, require_count, require_finite, require_positive
+from bdgd.data.correction import Correction
 from bdgd.data.mismatch import Mismatch
 from bdgd.data.noise import Noise
 from bdgd.data.units import millimetres
@@ -25,7 +26,8 @@ class Scans:
     geometry is None for an operator that is no ray transform: then both are batches of any shape.
     unit: the unit of the geometry's lengths where it is known ("mm"), so that images are per that unit. slice_spacing: from one
     slice of a stack to the next, in the same unit. rotation: by how many radians, counter-clockwise with y upward, an image of
-    these scans must be turned to lie as the object did. notes: what a reader or `match` did to the values, a sentence each.
+    these scans must be turned to lie as the object did. notes: what a reader, `match` or a correction did to the values, a sentence each.
+    correction: what was done to the sinograms after they were measured, see `corrected`; the noise is that from before it.
     """
 
     sinograms: Tensor
@@ -36,6 +38,7 @@ class Scans:
     slice_spacing: float | None = None
     rotation: float = 0.0
     notes: tuple[str, ...] = ()
+    correction: Correction | None = None
 
     def __post_init__(self) -> None:
         _require_lengths(self.unit, self.slice_spacing)
@@ -60,6 +63,15 @@ class Scans:
 
     def to(self, device: torch.device | str) -> Scans:
         return replace(self, sinograms=self.sinograms.to(device), images=None if self.images is None else self.images.to(device))
+
+    def corrected(self, correction: Correction | None) -> Scans:
+        """The scans with their air and beam hardening corrected, each by its own air; None leaves them as they are. Once is enough."""
+        if correction is None:
+            return self
+        if self.correction is not None:
+            raise InputError(f"the scans are corrected already ({self.correction.in_words()}); correct the scans as they were measured")
+        note = f"the scan was corrected: {correction.in_words(self.sinograms)}"
+        return replace(self, sinograms=correction(self.sinograms), notes=(*self.notes, note), correction=correction)
 
     def split(self, *parts: float, generator: torch.Generator | None = None) -> tuple[Scans, ...]:
         """Disjoint parts, by counts (`split(80, 20)`) or by fractions that sum to at most 1 (`split(0.8, 0.2)`).

@@ -5,7 +5,8 @@
   acrylic in it as the data range. It shares the scanner's air offset and beam hardening with the input, but no noise;
 - how often left-out views, as they were measured, lie in the predictive interval.
 
-A method's name followed by `+linear` takes the same scans with their air offset and beam hardening corrected.
+A method's name followed by `+linear` takes the same scans with their air offset and beam hardening corrected, and is compared with a
+reference from corrected views. A model that carries a correction is only evaluated so: its values are those of corrected scans.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bdgd.checks import InputError
 from bdgd.classical import fbp, tv
-from bdgd.data import match, named_generator
+from bdgd.data import Correction, Scans, match, named_generator
 from bdgd.evaluation.challenge import Condition, MeasuredScan
-from bdgd.evaluation.mismatch import air_offset, linearised, photon_noise
+from bdgd.evaluation.mismatch import CORRECTION, air_offset, photon_noise
 from bdgd.evaluation.segmentation import filled_disc, inside_of, matthews, rotated, segmented
 from bdgd.inference import Posterior, reconstruct
 from bdgd.metrics import psnr, ssim
@@ -46,12 +48,16 @@ _OBJECT = 0.1  # line integrals above it have passed the disc
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """An image (1, 1, N, N), to be turned by `rotation` radians to lie as the object did, with its error bars where it has any."""
+    """An image (1, 1, N, N), to be turned by `rotation` radians to lie as the object did, with its error bars where it has any.
+
+    correction: what was done to the scan before, so that A applied to the image is what was measured, corrected.
+    """
 
     image: Tensor
     rotation: float = 0.0
     posterior: Posterior | None = None
     geometry: Geometry | None = None  # of the posterior's frame
+    correction: Correction | None = None
 
 
 @dataclass(frozen=True)
@@ -98,18 +104,33 @@ def measured_tv(device: torch.device, scan: MeasuredScan, condition: Condition) 
 
 
 def measured_model(model: Reconstructor, draws: int, seed: int, scan: MeasuredScan, condition: Condition) -> Iterator[tuple[str, Found]]:
-    """A trained model: the scan's views are matched to its geometry, so an arc that starts elsewhere gives a turned image."""
+    """A trained model: the scan's views are matched to its geometry, so an arc that starts elsewhere gives a turned image.
+
+    A model that carries a correction gets it, unless the scan has it already.
+    """
     geometry: Geometry = model.A.geometry  # type: ignore[attr-defined]
     seen, _ = match(scan.seen(condition.used(scan.name)), geometry)
+    if seen.correction is None:
+        seen = seen.corrected(model.correction)
+    elif model.correction is not None:
+        require_same(model.correction, seen.correction)
     generator = named_generator("draws", seed)
     posterior = reconstruct(model, seen.sinograms.to(model.device), draws, generator=generator)
-    yield f"{posterior.number} draws", Found(posterior.mean, seen.rotation, posterior, geometry)
+    yield f"{posterior.number} draws", Found(posterior.mean, seen.rotation, posterior, geometry, seen.correction)
+
+
+def require_same(carried: Correction, done: Correction) -> None:
+    """Raise unless a model carries the correction that was done to the scans."""
+    if carried != done:
+        raise InputError(
+            f"the model was trained on scans corrected with {carried.to_dict()}, and the measured ones are corrected with {done.to_dict()};"
+            " train it with the latter"
+        )
 
 
 def corrected(scan: MeasuredScan) -> MeasuredScan:
     """The scan with its air at 0 and its beam hardening undone."""
-    y = scan.scans.sinograms
-    return replace(scan, scans=replace(scan.scans, sinograms=linearised(y, air=air_offset(y))))
+    return replace(scan, scans=scan.scans.corrected(CORRECTION))
 
 
 class References:
@@ -173,13 +194,13 @@ def acrylic_value(image: Tensor, segmentation: Tensor) -> float:
 def predicted_views(found: Found, scan: MeasuredScan, condition: Condition) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Lower and upper end of the predictive interval of some left-out views, what was measured there, and the width from noise alone.
 
-    Each (1, 1, V, D). A prediction is A (draw + aleatoric noise) + air + photon noise; air and photons are measured on the used views.
-    A is that of the turned geometry, so that no draw has to be turned.
+    Each (1, 1, V, D), in line integrals as they were measured: where the photons were counted, before any correction. A prediction is
+    A (draw + aleatoric noise), hardened as the correction of the image's scan has it, + air + photon noise; air and photons are
+    measured on the used views. A is that of the turned geometry, so that no draw has to be turned.
     """
     posterior, model = found.posterior, found.geometry
     assert posterior is not None and model is not None
-    views = condition.left_out(scan.name)[::_PREDICTED]
-    used, left = scan.seen(condition.used(scan.name)).sinograms, scan.seen(views)
+    left, used = scan.seen(condition.left_out(scan.name)[::_PREDICTED]), _as_measured(scan.seen(condition.used(scan.name)))
     assert left.geometry is not None
     device, air, sigma = posterior.mean.device, air_offset(used), photon_noise(used)
     turned = replace(left.geometry, angles=tuple(angle - found.rotation for angle in left.geometry.angles))
@@ -188,11 +209,17 @@ def predicted_views(found: Found, scan: MeasuredScan, condition: Condition) -> t
     for draw in posterior.draws():
         for _ in range(max(1, -(-_DRAWS // posterior.number))):  # few draws are predicted often enough for quantiles
             clean = A(draw + spread * _normal(draw, generator))
+            clean = clean if found.correction is None else found.correction.undone(clean)
             predictions.append((clean + air + sigma * torch.exp(clean / 2) * _normal(clean, generator)).cpu())
-    y, part = left.sinograms, (1 - LEVEL) / 2
+    y, part = _as_measured(left), (1 - LEVEL) / 2
     lower, upper = torch.from_numpy(np.quantile(torch.stack(predictions).numpy(), (part, 1 - part), axis=0)).to(y)
     noise = 2 * torch.special.ndtri(torch.tensor(1 - part)) * sigma * torch.exp(y / 2)
     return lower, upper, y, noise
+
+
+def _as_measured(scans: Scans) -> Tensor:
+    """(1, 1, V, D) the line integrals from before a correction, but for the air that it set to 0."""
+    return scans.sinograms if scans.correction is None else scans.correction.undone(scans.sinograms)
 
 
 def _normal(like: Tensor, generator: torch.Generator) -> Tensor:

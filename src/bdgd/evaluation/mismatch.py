@@ -16,14 +16,16 @@ import torch
 from torch import Tensor
 
 from bdgd.checks import InputError
-from bdgd.data import estimate_axis
+from bdgd.data import Correction, estimate_axis
+from bdgd.data.correction import air_level, hardened, outermost
 from bdgd.evaluation.challenge import MeasuredScan
 from bdgd.operators import RayTransform
 
-#: b of `linearised` for the challenge's tube (45 kV, 0.5 mm aluminium) and acrylic: the mean that `mismatch` finds on the training scans.
+#: b for the challenge's tube (45 kV, 0.5 mm aluminium) and acrylic: the mean that `mismatch` finds on the training scans.
 HARDENING = 0.27
+#: What makes line integrals of one attenuation of the challenge's scans.
+CORRECTION = Correction(air=True, hardening=HARDENING)
 
-_AIR_DETECTORS = 8  # at either end of the line, which no disc reaches
 _QUARTER = NormalDist().inv_cdf(0.625)  # a quarter of all |n|, n standard normal, lies below it
 _VIEWS_BETWEEN = 15  # the path through acrylic is computed for every 15th view
 _SHORTEST = 0.2  # of the longest path: shorter ones graze the rim, where half a pixel of radius matters
@@ -31,7 +33,7 @@ _SHORTEST = 0.2  # of the longest path: shorter ones graze the rim, where half a
 
 def air_offset(y: Tensor) -> float:
     """What rays that pass the object read, which should be 0: the mean of the outermost detectors of y (1, 1, V, D)."""
-    return float(_air(y).mean())
+    return float(air_level(y))
 
 
 def photon_noise(y: Tensor) -> float:
@@ -45,12 +47,6 @@ def photon_noise(y: Tensor) -> float:
     p = y.double()
     size = torch.diff(p, n=3).abs() * torch.exp(-p[..., 1:-2].clamp(min=0) / 2)
     return float(size.flatten().kthvalue(max(size.numel() // 4, 1)).values) / (_QUARTER * 20**0.5)
-
-
-def linearised(y: Tensor, *, air: float, hardening: float = HARDENING) -> Tensor:
-    """Line integrals of one attenuation from those of a beam that hardens: q + b q^2 with q = y - air, as steep in thin objects."""
-    q = y - air
-    return q + hardening * q.clamp(min=0).square()
 
 
 @dataclass(frozen=True)
@@ -94,7 +90,7 @@ def mismatch(scan: MeasuredScan, device: torch.device | str = "cpu") -> Mismatch
     return Mismatch(
         name=scan.name,
         air=offset,
-        air_drift=float(_air(y).mean(-1).std()),
+        air_drift=float(outermost(y).mean(-1).std()),
         noise=photon_noise(y),
         axis=-estimate_axis(y, geometry) / geometry.detector_spacing,
         attenuation=attenuation,
@@ -102,10 +98,6 @@ def mismatch(scan: MeasuredScan, device: torch.device | str = "cpu") -> Mismatch
         misfit_straight=_misfit(path[long], p[long], float((path[long] * p[long]).sum() / path[long].square().sum()), 0.0),
         misfit=_misfit(path[long], p[long], attenuation, hardening),
     )
-
-
-def _air(y: Tensor) -> Tensor:
-    return torch.cat((y[..., :_AIR_DETECTORS], y[..., -_AIR_DETECTORS:]), -1).double()
 
 
 def _path(scan: MeasuredScan, device: torch.device | str) -> Tensor:
@@ -127,9 +119,7 @@ def _hardening(path: Tensor, p: Tensor) -> tuple[float, float]:
 
 def _misfit(path: Tensor, p: Tensor, attenuation: float, hardening: float) -> float:
     """Root mean square of what the law predicts minus p, relative to the largest p."""
-    q = attenuation * path
-    predicted = q if hardening == 0 else ((1 + 4 * hardening * q).sqrt() - 1) / (2 * hardening)
-    return float((predicted - p).square().mean().sqrt() / p.max())
+    return float((hardened(attenuation * path, hardening) - p).square().mean().sqrt() / p.max())
 
 
 def read_mismatch(path: Path) -> list[Mismatch]:

@@ -133,7 +133,9 @@ def _chosen_tv(A: RayTransform, y: Tensor, truth: Tensor, ranges: Sequence[float
 
 def _by_model(tooth: Tooth, model: Reconstructor, draws: int, seed: int) -> Tensor:
     geometry: Geometry = model.A.geometry  # type: ignore[attr-defined]
-    seen, _ = match(tooth.used, geometry)
+    seen = match(tooth.used, geometry)[0].corrected(model.correction)
     if geometry.image_size != (_SIZE, _SIZE):
         raise InputError(f"the tooth is scored on {_SIZE} x {_SIZE} pixels of {_PIXEL:g}, the model has {geometry.image_size}")
+    if model.correction is not None and model.correction.hardening:
+        raise InputError("the model undoes a beam hardening, which synchrotron light does not have; give one that was trained without")
     return reconstruct(model, seen.sinograms.to(model.device), draws, generator=named_generator("draws", seed)).mean

@@ -1,7 +1,7 @@
 """Models in files: safetensors, weights plus one JSON header with everything that builds the model again. Never pickle.
 
 Header, under the metadata key "bdgd": format, model (class), arguments, initial, domain_shape, range_shape, geometry, provenance;
-and, in files of format 2, scale_head (its arguments) and calibration, each where the model has one.
+and, in files of format 2, scale_head (its arguments) and calibration, each where the model has one; in files of format 3 also correction.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from bdgd.checks import InputError
 from bdgd.classical import fbp
+from bdgd.data.correction import correction_from_dict
 from bdgd.models.calibration import calibration_from_dict
 from bdgd.models.cascade import DeepGradientDescent, Initial
 from bdgd.models.primal_dual import LearnedPrimalDual
@@ -26,8 +27,8 @@ from bdgd.operators import Geometry, LinearOperator, RayTransform, geometry_from
 from bdgd.storage import replacing
 
 #: Models without scale head and calibration are written as format 1, which older versions read; with one of them as format 2,
-#: which these refuse instead of showing other intervals.
-FORMATS = (1, 2)
+#: which these refuse instead of showing other intervals. With a correction it is format 3: without it the image would be another.
+FORMATS = (1, 2, 3)
 MODELS: dict[str, Callable[..., Reconstructor]] = {"DeepGradientDescent": DeepGradientDescent, "LearnedPrimalDual": LearnedPrimalDual}
 
 
@@ -37,8 +38,9 @@ def save(model: Reconstructor, path: str | Path) -> None:
         raise InputError(f"save knows the models {', '.join(MODELS)}, got {type(model).__name__}")
     geometry = getattr(model.A, "geometry", None)
     bars = _error_bars(model)
+    correction = {} if model.correction is None else {"correction": model.correction.to_dict()}
     header = {
-        "format": FORMATS[1] if bars else FORMATS[0],
+        "format": FORMATS[2] if correction else FORMATS[1] if bars else FORMATS[0],
         "model": type(model).__name__,
         "arguments": model.arguments(),
         "initial": "fbp" if getattr(model, "initial", fbp) is fbp else "custom",
@@ -47,6 +49,7 @@ def save(model: Reconstructor, path: str | Path) -> None:
         "geometry": geometry.to_dict() if isinstance(geometry, Geometry) else None,
         "provenance": model.provenance,
         **bars,
+        **correction,
     }
     write_tensors(path, model.state_dict(), header)
 
@@ -64,7 +67,7 @@ def load(
     tensors, header = read_tensors(path)
     kind, form = str(header.get("model")), header.get("format")
     if form not in FORMATS or kind not in MODELS:
-        known = " and ".join(map(str, FORMATS))
+        known = ", ".join(map(str, FORMATS))
         raise InputError(f"{path} is a bdgd file of format {form!r} with {kind!r}, this version reads models of format {known}")
     if operator is None and header.get("geometry") is None:
         raise InputError(f"{path} was trained on an operator without a geometry; pass it with load(path, operator=A)")
@@ -78,6 +81,8 @@ def load(
         model = MODELS[kind](operator, **header["arguments"], **extra)
         if header.get("scale_head") is not None:
             model.scale_head = ScaleHead(**header["scale_head"]).to(model.device)
+        if header.get("correction") is not None:
+            model.correction = correction_from_dict(header["correction"])
         model.load_state_dict(tensors)
         if header.get("calibration") is not None:
             calibration = calibration_from_dict(header["calibration"])

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bdgd.checks import InputError, require_batch, require_finite, require_positive
+from bdgd.data.correction import Correction
 from bdgd.models.calibration import Calibration
 from bdgd.models.scale_head import ScaleHead
 from bdgd.operators import LinearOperator
@@ -37,6 +38,8 @@ class Reconstructor(nn.Module):
         self.scale_head: ScaleHead | None = None
         #: what makes intervals cover their level; None before `bdgd.calibrate`
         self.calibration: Calibration | None = None
+        #: what was done to the scans that it was trained on, and must be done to a measured one (`scans.corrected`); None: nothing
+        self.correction: Correction | None = None
 
     @property
     def device(self) -> torch.device:
