@@ -182,8 +182,8 @@ def test_effects_are_differences_and_factors() -> None:
     other = result(psnr=39.5, shepp_logan_psnr=46.25, epistemic_std=0.01, patch_std=0.001)
     made = {"ours": result(patch_std=0.002), "other": other, "lost": {**result(), "scores": None}}
     text = markdown(made, None, "QUICK", pair, choices)
-    assert "**QUICK**" in text and "| one | p | c | o | -0.50 / +1.25 | × 5 / × 0.5 |" in text
-    assert "| two | p | c | o | lost: diverged<br>the other: -0.50 / +1.25 |" in text
+    assert "**QUICK**" in text and "| one | p | c | o | the other | -0.50 | +1.25 | × 5 | × 0.5 |" in text
+    assert "| two | p | c | o | lost | diverged | - | - | - |\n|  |  |  |  | the other | -0.50 | +1.25 |" in text
     assert "| lost | diverged in training |" in text and "| ours | 40.00 | 30.00 | 45.00 | 10 | 2 | 10 | - | 2 |" in text
     del made["other"]
     assert "| one" not in markdown(made, None, "", pair, choices)  # what is not measured yet is not shown
@@ -225,7 +225,9 @@ def test_one_command_trains_measures_keeps_and_fills_the_page(tiny: Path) -> Non
     assert len(chosen["psnr_by_block"]["honesty-fresh-seed0"]) == 2
     table = (tiny / "results/honesty.md").read_text().strip()
     assert (tiny / "page.md").read_text() == PAGE.replace("*Not measured yet.*", table)
-    assert "diverged in training" in table and "A yardstick" in table
+    assert "diverged in training" in table and "The yardstick" in table and "| validation set |" in table
+    tables = [part.splitlines() for part in table.split("\n\n") if part.startswith("|")]
+    assert len(tables) == 3 and all(len({line.count("|") for line in lines}) == 1 for lines in tables)
 
     # Again: only what is gone is made again, with the same result; the training that diverged is tried again.
     before = {path: path.stat().st_mtime_ns for path in tiny.rglob("*") if path.suffix in (".json", ".safetensors")}

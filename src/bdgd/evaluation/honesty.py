@@ -98,6 +98,10 @@ CHOICES = (
         (("released", "ours"),),
     ),
 )
+#: What was chosen on which images is no case of one training; `selection` measures it.
+VALIDATION = Choice(
+    "validation set", "a second ellipse dataset", "the test set, ten ellipses and Shepp-Logan", "images that no table scores", ()
+)
 
 #: What could be chosen among: the trainings above and those of `epistemic`, five of which differ in their seed alone.
 CANDIDATES = tuple(dict.fromkeys([*(case.training for case in CASES), *(training for row in ROWS for training in row.trainings)]))

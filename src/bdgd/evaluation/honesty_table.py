@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bdgd.evaluation.epistemic import BLOCKS, PATCH, SCHEDULE
-from bdgd.evaluation.honesty import CASES, CHOICES, Case, Choice
+from bdgd.evaluation.honesty import CASES, CHOICES, VALIDATION, Case, Choice
 from bdgd.evaluation.tables import short_commit
 
 #: by the key of a case: what its file holds
 Results = Mapping[str, Mapping[str, Any]]
 
 _HEAD = ("case", "PSNR", "worst", "Shepp-Logan", "error", "epistemic std", "total std", f"{PATCH} × {PATCH}: error", "epistemic std")
-_EFFECTS = ("choice", "paper", "authors' code", "here", "PSNR, ellipses / Shepp-Logan", "epistemic std, pixel / patch")
+_EFFECTS = ("choice", "paper", "authors' code", "here", "instead", "PSNR", "Shepp-Logan", "epistemic std", f"of {PATCH} × {PATCH} means")
 _CHOSEN = ("chosen on the test set", "candidates", "test images", "gain in dB", "two sets choose alike", "PSNR over test sets")
 
 
@@ -26,17 +26,19 @@ def markdown(
 ) -> str:
     """The tables of what has been measured so far, what their columns are, and where it was measured."""
     made = [*results.values(), *([selection] if selection else [])]
-    parts = [f"**{note}**"] if note else []
-    parts += [
-        "**What each choice does**, against the same training with our choice:",
-        _table(_EFFECTS, [_effect_cells(choice, results, cases) for choice in choices if _measured(choice, results)], texts=4),
+    effects = [cells for choice in choices if _measured(choice, results) for cells in _effect_cells(choice, results, cases)]
+    parts = [
+        *([f"**{note}**"] if note else []),
+        "**What each choice does**, against the same with our choice: the change of PSNR in dB, and the factor of the spread of the draws.",
+        _table(_EFFECTS, [*effects, *(_validation_cells(selection) if selection else [])], texts=5),
+        *([_yardstick(selection)] if selection and selection["scores"]["seeds"] else []),
         "**The numbers behind it.** Spreads and errors in thousandths of the image's largest value:",
         _table(_HEAD, [_case_cells(case, results[case.key]["scores"]) for case in cases if case.key in results]),
         _columns(made),
     ]
     if selection:
         parts += ["**What choosing on the test set buys:**", _table(_CHOSEN, _family_cells(selection["scores"]["families"]))]
-        parts += [_selection_in_words(selection)]
+        parts += [_gain_in_words(selection)]
     return "\n\n".join([*parts, f"*Measured on {_origins(made)}.*"])
 
 
@@ -50,19 +52,28 @@ def _measured(choice: Choice, results: Results) -> bool:
     return all(key in results for pair in choice.cases for key in pair)
 
 
-def _effect_cells(choice: Choice, results: Results, cases: Sequence[Case]) -> list[str]:
-    names = {case.key: case.name for case in cases}
-    psnr, spread = list[str](), list[str]()
+def _effect_cells(choice: Choice, results: Results, cases: Sequence[Case]) -> list[list[str]]:
+    """One row for every case of a choice; what the choice is stands in the first."""
+    names, rows = {case.key: case.name for case in cases}, list[list[str]]()
     for key, base in choice.cases:
-        label = f"{names[key]}: " if len(choice.cases) > 1 else ""
         other, ours = results[key]["scores"], results[base]["scores"]
-        if not other or not ours:
-            psnr, spread = [*psnr, f"{label}diverged"], [*spread, f"{label}-"]
-            continue
-        change = [other[name] - ours[name] for name in ("psnr", "shepp_logan_psnr")]
-        psnr.append(f"{label}{change[0]:+.2f} / {change[1]:+.2f}")
-        spread.append(f"{label}{_factor(other, ours, 'epistemic_std')} / {_factor(other, ours, 'patch_std')}")
-    return [choice.name, choice.paper, choice.code, choice.ours, "<br>".join(psnr), "<br>".join(spread)]
+        cells = ["diverged", "-", "-", "-"]
+        if other and ours:
+            change = [f"{round(other[name] - ours[name], 2) + 0.0:+.2f}" for name in ("psnr", "shepp_logan_psnr")]  # no -0.00
+            cells = [*change, *(_factor(other, ours, name) for name in ("epistemic_std", "patch_std"))]
+        rows.append([*_words(choice, first=not rows), names[key], *cells])
+    return rows
+
+
+def _validation_cells(selection: Mapping[str, Any]) -> list[list[str]]:
+    """What choosing on the smallest test sets adds: of the family with most candidates."""
+    name, sizes = max(selection["scores"]["families"].items(), key=lambda family: int(family[1][0]["candidates"]))
+    instead = f"{name} chosen on {sizes[0]['images']} test images"
+    return [[*_words(VALIDATION, first=True), instead, f"{sizes[0]['gain']:+.2f}", "-", "-", "-"]]
+
+
+def _words(choice: Choice, *, first: bool) -> list[str]:
+    return [choice.name, choice.paper, choice.code, choice.ours] if first else [""] * 4
 
 
 def _factor(other: Mapping[str, Any], ours: Mapping[str, Any], name: str) -> str:
@@ -104,19 +115,22 @@ def _columns(made: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def _selection_in_words(selection: Mapping[str, Any]) -> str:
+def _yardstick(selection: Mapping[str, Any]) -> str:
     row, seeds = selection["row"], selection["scores"]["seeds"]
-    told = (
-        "Gain: the PSNR of the candidate that is best on a test set, minus that of the one that is best on another set of as many images, "
-        f"both on the first; mean over disjoint sets out of {row['pool']} images ± its standard error. Last column: the standard deviation "
-        "over test sets of the mean PSNR of one and the same candidate."
+    apart = [2**0.5 * seeds[name] for name in ("psnr_std", "shepp_logan_std")]
+    return (
+        f"**The yardstick.** {seeds['trainings']} trainings of DGD that differ in nothing but their seed have PSNRs with a standard "
+        f"deviation of {seeds['psnr_std']:.2f} dB on {row['pool']} ellipse images and {seeds['shepp_logan_std']:.2f} dB on Shepp-Logan, so "
+        f"two trainings differ by about {apart[0]:.2f} and {apart[1]:.2f} dB (√2 times that) by luck alone. The rows about draws compare "
+        "the same model and have no such luck in them."
     )
-    if seeds is None:
-        return told
-    return told + (
-        f" **A yardstick for all of this page:** {seeds['trainings']} trainings of DGD that differ in nothing but their seed have PSNRs "
-        f"with a standard deviation of {seeds['psnr_std']:.2f} dB on the {row['pool']} ellipse images and {seeds['shepp_logan_std']:.2f} "
-        "dB on Shepp-Logan. A smaller effect of a choice is not told from luck."
+
+
+def _gain_in_words(selection: Mapping[str, Any]) -> str:
+    return (
+        "Gain: the PSNR of the candidate that is best on a test set, minus that of the one that is best on another set of as many images, "
+        f"both on the first; mean over disjoint sets out of {selection['row']['pool']} images ± its standard error. Last column: the "
+        "standard deviation over test sets of the mean PSNR of one and the same candidate."
     )
 
 
