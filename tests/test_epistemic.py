@@ -11,8 +11,8 @@ import torch
 from toys import no_update_undone, small_model, small_transform, some_sinograms
 from typer.testing import CliRunner
 
-from bdgd.apps import cli, epistemic, reproduce
-from bdgd.apps.epistemic import preset_of
+from bdgd.apps import cli, epistemic, reproduce, short_trainings
+from bdgd.apps.short_trainings import preset_of
 from bdgd.checks import InputError
 from bdgd.evaluation import Effort, epistemic_table, table_scans
 from bdgd.evaluation.epistemic import POINT, ROWS, Row, Training, growth, measure, posterior_function, text_auroc, with_lost_views
@@ -173,7 +173,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     monkeypatch.setattr(reproduce, "FULL", Effort(ellipses=2, draws=3, claim_images=1))
     for name, value in {"PRESET": "tiny.toml", "BLOCKS": 2, "SCHEDULE": {"epochs": 1, "batch": 4, "learning_rate": 2e-3}}.items():
-        monkeypatch.setattr(epistemic, name, value)
+        monkeypatch.setattr(short_trainings, name, value)
     monkeypatch.setattr(epistemic, "ROWS", rows)
     monkeypatch.setattr(epistemic, "markdown", lambda results, note: epistemic_table.markdown(results, note, rows))
     monkeypatch.setattr(epistemic, "chosen", lambda results: epistemic_table.chosen(results, rows))

@@ -13,6 +13,10 @@ class InputError(ValueError):
     """Something the caller passed cannot be used; the message names what was expected, what came and what to do."""
 
 
+class Diverged(InputError):
+    """A training whose loss or weights are no longer finite."""
+
+
 def require_batch(value: Tensor, item_shape: Sequence[int], name: str) -> None:
     """Raise unless `value` is a floating-point tensor of shape (B, *item_shape) with B >= 1."""
     expected = "(B, " + ", ".join(str(n) for n in item_shape) + ")"

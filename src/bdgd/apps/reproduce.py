@@ -12,6 +12,7 @@ from bdgd.apps.cells import Job, make_table
 from bdgd.apps.console import Output
 from bdgd.apps.epistemic import make_epistemic
 from bdgd.apps.errorbars import make_errorbars
+from bdgd.apps.honesty import make_honesty
 from bdgd.apps.options import Device, choose_device, make_folder
 from bdgd.apps.paper import make_claims, make_figure
 from bdgd.checks import InputError
@@ -30,6 +31,7 @@ class What(StrEnum):
     claims = "claims"
     errorbars = "errorbars"
     epistemic = "epistemic"
+    honesty = "honesty"
     all = "all"
 
 
@@ -37,7 +39,7 @@ _TABLES = {What.table1: "sparse30", What.table2: "limited120"}
 _FIGURES = (What.fig2, What.fig3, What.fig4, What.fig5, What.fig6, What.worst)
 _WHAT = (
     "A table (sparse view, limited view), a figure, the worst test image, the claims or the error bars as numbers, or all of it."
-    " epistemic trains ten models."
+    " epistemic trains ten models, honesty five more."
 )
 
 Wanted = Annotated[What, typer.Argument(help=_WHAT)]
@@ -47,7 +49,9 @@ Seeds = Annotated[
 ]
 Runs = Annotated[Path, typer.Option("--runs", help="Trainings of your own: RUNS/MODEL-seedN/model.safetensors.")]
 Quick = Annotated[bool, typer.Option("--quick", help="Few test images and draws: minutes on two cores, and says so in all it writes.")]
-Images = Annotated[int | None, typer.Option("--images", min=1, help="Training images of epistemic instead of the preset's 4000.")]
+Images = Annotated[
+    int | None, typer.Option("--images", min=1, help="Training images of epistemic and honesty instead of the preset's 4000.")
+]
 Page = Annotated[Path | None, typer.Option("--page", help="A Markdown page with <!-- table1 --> ... <!-- /table1 --> to fill.")]
 
 
@@ -69,9 +73,11 @@ def reproduce(
     not shipped is left out, with what it would cost to train.
 
     epistemic, no part of all: kinds of epistemic uncertainty compared in one table, each trained by the same short schedule into RUNS.
+    honesty, no part of all: what the authors' released code does otherwise than the paper's formulas, and what that changes, by the
+    same schedule; it uses the trainings of epistemic.
     """
-    if images is not None and what != What.epistemic:
-        raise InputError("--images is for the trainings of `bdgd reproduce epistemic`; leave it out")
+    if images is not None and what not in (What.epistemic, What.honesty):
+        raise InputError("--images is for the trainings of `bdgd reproduce epistemic` and `honesty`; leave it out")
     if quick and page is not None:
         raise InputError("--quick does not fill a page, which would then show numbers from few images; leave out --page or --quick")
     job = Job(out, make_folder(results / "quick" if quick else results), choose_device(device), QUICK if quick else FULL, seeds, runs)
@@ -89,3 +95,5 @@ def reproduce(
         make_errorbars(job, page)
     if what == What.epistemic:  # not in all, which is made from shipped weights
         make_epistemic(job, page, images)
+    if what == What.honesty:
+        make_honesty(job, page, images)

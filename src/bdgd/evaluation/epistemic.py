@@ -48,6 +48,10 @@ class Training:
     def name(self) -> str:
         return f"epistemic-{self.last_layer.replace('_', '-')}-kl{self.kl_weight:g}-seed{self.seed}"
 
+    def changes(self) -> dict[str, dict[str, Any]]:
+        """What it changes in the short schedule, by section of the preset."""
+        return {"model": {"last_layer": self.last_layer}, "training": {"kl_weight": self.kl_weight}}
+
 
 @dataclass(frozen=True)
 class Row:

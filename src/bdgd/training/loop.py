@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from bdgd.checks import InputError, require_count, require_number, require_positive
+from bdgd.checks import Diverged, InputError, require_count, require_number, require_positive
 from bdgd.keyed import keyed_generator
 from bdgd.training.objective import Objective
 from bdgd.training.run import Record, RunFolder, rank
@@ -149,7 +149,7 @@ class Trainer:
             loss = loss / self.ranks
         mean = float(loss)
         if not math.isfinite(mean) or not all(bool(parameter.isfinite().all()) for parameter in self.objective.parameters()):
-            raise InputError(
+            raise Diverged(
                 f"training diverged in {stage}, epoch {epoch + 1}: the loss ({mean:g}) or a weight is not finite; lower the learning rate"
             )
         return {"stage": stage, "epoch": epoch + 1, "step": step, "loss": mean}
