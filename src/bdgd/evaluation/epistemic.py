@@ -28,7 +28,7 @@ from bdgd.operators import RayTransform
 #: The short training that all rows share, on the images of the preset sparse30-mfvi.
 SETTING, PRESET = "sparse30", "sparse30-mfvi"
 BLOCKS = 10
-SCHEDULE = {"epochs": 8, "batch": 16, "learning_rate": 2e-3}
+SCHEDULE = {"epochs": 5, "batch": 16, "learning_rate": 2e-3}
 #: Of every so many views one is lost, and replaced by the mean of its neighbours.
 LOST_VIEW_EVERY = 5
 PATCH = 8  # the side of the patches whose likelihood tells draws that know about correlation from those that do not
