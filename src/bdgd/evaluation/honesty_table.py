@@ -110,8 +110,8 @@ def _columns(made: Sequence[Mapping[str, Any]]) -> str:
         f"One training behind every row: sparse view, {BLOCKS} blocks of {SCHEDULE['epochs']} epochs each, the same {images} images; "
         f"batches of {SCHEDULE['batch']} at a learning rate of {SCHEDULE['learning_rate']:g} unless the row says otherwise. Scored on "
         f"{tests} test ellipses and Shepp-Logan. Errors and spreads are root mean squares over the object's pixels, or over the means of "
-        f"patches of {PATCH} × {PATCH} pixels that lie in the object: a spread that tells the error would be as large as the error beside it. "
-        "Total: with σ_K² of the last block."
+        f"patches of {PATCH} × {PATCH} pixels that lie in the object: a spread that tells the error would be as large as the error beside "
+        "it. Total: with σ_K² of the last block."
     )
 
 
