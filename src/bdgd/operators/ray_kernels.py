@@ -93,7 +93,7 @@ def backproject(
         if FAN:
             seen = seen / (tl.load(depths + 4 * view) * i + tl.load(depths + 4 * view + 1) * j + tl.load(depths + 4 * view + 2))
         nearest = tl.ceil(seen + tl.load(axes + 4 * view + 3) - reach)
-        nearest = tl.minimum(tl.maximum(nearest, -CANDIDATES), detectors.to(nearest.dtype)).to(tl.int32)
+        nearest = tl.minimum(tl.maximum(nearest, -CANDIDATES), detectors * 1.0).to(tl.int32)  # a size of 1 is a plain number, without .to
         for k in tl.static_range(CANDIDATES):
             detector = nearest + k
             exists = (detector >= 0) & (detector < detectors) & (i < height)

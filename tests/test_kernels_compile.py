@@ -1,0 +1,73 @@
+"""The Triton kernels compiled for a GPU on a machine that has none: what the interpreter lets pass must also be good Triton.
+
+A compiler takes an integer argument of 1 for a plain number, so all sizes are tried as 1 too. It runs in a process of its own, since
+another test may have imported the kernels for the interpreter.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("triton", reason="the kernels need Triton")
+
+SCRIPT = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from bdgd.models import kernels
+from bdgd.operators import ray_kernels
+
+HOPPER = GPUTarget("cuda", 90, 32)
+
+
+def compiled(kernel, sizes, constants, pointers="*fp32", floats=(), others={}):
+    \"\"\"Compiles with so large sizes; everything else is a pointer.\"\"\"
+    kinds, fixed = {}, {}
+    for place, name in enumerate(kernel.arg_names):
+        value = constants.get(name, 1 if sizes.get(name) == 1 else None)
+        if value is not None or name in constants:
+            kinds[name], fixed[(place,)] = "constexpr", value
+        else:
+            kinds[name] = "i32" if name in sizes else "fp32" if name in floats else others.get(name, pointers)
+    assert triton.compile(ASTSource(fn=kernel, signature=kinds, constexprs=fixed), target=HOPPER).asm["ptx"]
+    print(kernel.fn.__name__)
+
+
+SIZES = ("height", "width", "views", "detectors", "batch")
+for size in (7, 1):
+    sizes = dict.fromkeys(SIZES, size)
+    compiled(ray_kernels.project, sizes, {"VIEWS": 2, "DETECTORS": 16, "IMAGES": 16})
+    for fan in (False, True):
+        compiled(ray_kernels.backproject, sizes, {"FAN": fan, "CANDIDATES": 3, "PIXELS": 128, "IMAGES": 16}, floats=("reach",))
+
+for size in (7, 1):
+    image, tiles = dict.fromkeys(("height", "width"), size), dict.fromkeys(("height", "width", "tiles", "tiles_per_image"), size)
+    few = {"slopes": "*fp32", "sums": "*fp32", "slope_sums": "*fp32"}
+    for prelu in (False, True):
+        common = {"RELU": not prelu, "PRELU": prelu, "PIXELS": 128} | ({} if prelu else {"slopes": None})
+        forward = common | {"CI": 16, "CO": 32, "TRANSPOSED": False, "sums": None, "slope_sums": None}
+        compiled(kernels.convolve, image, forward, "*bf16", others={"other": "*fp32", "slopes": "*fp32"})
+        compiled(kernels.convolve, image, common | {"CI": 32, "CO": 16, "TRANSPOSED": True}, "*bf16", others=few)
+        sums = {"CM": 16, "CF": 32, "PRELU_MOVED": prelu, "PRELU_FIXED": False, "PIXELS": 64} | ({} if prelu else {"slopes": None})
+        compiled(kernels.correlate, tiles, sums, "*bf16", others=few)
+    compiled(kernels.convolve_pair, image, {"C": 16, "PIXELS": 128}, others={"outputs": "*bf16"})
+    compiled(kernels.pair_weight_gradient, tiles, {"C": 16, "PIXELS": 256}, others={"gradient": "*bf16"})
+    to_one = {"STRIDE": 16, "C": 16, "SQUARED": False, "PIXELS": 256}
+    compiled(kernels.to_one, {**image, "weight_stride": 144}, to_one, others={"inputs": "*bf16"})
+    gradients = {"C": 16, "SQUARED": True, "PIXELS": 128}
+    compiled(kernels.to_one_gradient, tiles, gradients, others={"inputs": "*bf16", "outputs": "*bf16"})
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Triton brings its assembler on Linux only")
+def test_the_kernels_compile_for_a_gpu_with_all_sizes() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert set(done.stdout.split()) == {
+        "project", "backproject", "convolve", "correlate", "convolve_pair", "pair_weight_gradient", "to_one", "to_one_gradient",
+    }  # fmt: skip
