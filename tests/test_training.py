@@ -24,7 +24,7 @@ from bdgd.models import DeepGradientDescent, GradientBlock, LearnedPrimalDual
 from bdgd.operators import LinearOperator, ParallelBeam, RayTransform
 from bdgd.training import History, Schedule, finetune_jointly, greedy, train_directly, train_greedily
 from bdgd.training.greedy import Frontier
-from bdgd.training.loop import WARM_UP, Trainer
+from bdgd.training.loop import WARM_UP, Trainer, _plain_step
 from bdgd.training.objective import CascadeObjective, Objective
 from bdgd.training.run import RunFolder
 
@@ -147,11 +147,28 @@ def test_the_learning_rate_rises_then_falls_along_a_cosine() -> None:
         ({"last_learning_rate": "slow"}, "last_learning_rate must be a number"),
         ({"weight_decay": -1e-3}, "weight_decay must be at least 0"),
         ({"weight_decay": None}, "weight_decay must be a number"),
+        ({"second_moment": 1.0}, "second_moment must lie between 0 and 1"),
+        ({"gradient_norm": 0.0}, "gradient_norm must be"),
     ],
 )
 def test_a_schedule_that_makes_no_sense_is_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         Schedule(**values)
+
+
+@pytest.mark.parametrize(("norm", "length"), [(None, 500.0), (2.0, 2.0), (1000.0, 500.0)])
+def test_long_gradients_are_shortened(norm: float | None, length: float) -> None:
+    class Steep(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(2))
+
+        def forward(self, index: Tensor, noise: list[Tensor]) -> Tensor:
+            return 300 * self.weight[0] - 400 * self.weight[1]
+
+    objective = Steep()
+    _plain_step(objective, torch.optim.SGD(objective.parameters(), lr=1.0), norm)(torch.zeros(1), [])
+    torch.testing.assert_close(objective.weight.detach(), torch.tensor([-0.6, 0.8]) * length)
 
 
 # --- greedy training -----------------------------------------------------------------------------------------------

@@ -37,6 +37,8 @@ class Schedule:
     learning_rate: float = 1e-3
     last_learning_rate: float = 1e-5
     weight_decay: float = 0.0  # of the deterministic weights only: the others have their prior
+    second_moment: float = 0.999  # Adam's beta_2
+    gradient_norm: float | None = None  # longer gradients are shortened to it
 
     def __post_init__(self) -> None:
         require_count(self.epochs, "epochs")
@@ -49,6 +51,10 @@ class Schedule:
             raise InputError(f"last_learning_rate must lie between 0 and learning_rate ({most:g}), got {got:g}")
         if self.weight_decay < 0:
             raise InputError(f"weight_decay must be at least 0, got {self.weight_decay:g}")
+        if not 0 < self.second_moment < 1:
+            raise InputError(f"second_moment must lie between 0 and 1, got {self.second_moment:g}")
+        if self.gradient_norm is not None:
+            require_positive(self.gradient_norm, "gradient_norm")
 
     def rate(self, progress: float) -> float:
         """The learning rate after a part `progress` of the steps, from 0 to 1."""
@@ -130,7 +136,8 @@ class Trainer:
     def _prepare(self, index: Tensor, noise: list[Tensor]) -> Step:
         """The step, made once: where it is captured, with images and noise like these."""
         if self._step is None:
-            self._step = _plain_step(_shared(self.objective) if self.ranks > 1 else self.objective, self.optimiser)
+            objective = _shared(self.objective) if self.ranks > 1 else self.objective
+            self._step = _plain_step(objective, self.optimiser, self.schedule.gradient_norm)
             if self.captures:
                 self._step = _captured_step(self._step, self.optimiser, index, noise)
         return self._step
@@ -168,7 +175,8 @@ def _adam(objective: Objective, schedule: Schedule, device: torch.device) -> tor
     groups = [{"params": plain, "weight_decay": schedule.weight_decay}, {"params": random, "weight_decay": 0.0}]
     on_gpu = device.type == "cuda"
     rate = torch.tensor(schedule.learning_rate, device=device) if on_gpu else schedule.learning_rate
-    optimiser = torch.optim.Adam([group for group in groups if group["params"]], lr=rate, capturable=on_gpu, fused=on_gpu or None)
+    groups = [group for group in groups if group["params"]]
+    optimiser = torch.optim.Adam(groups, rate, (0.9, schedule.second_moment), capturable=on_gpu, fused=on_gpu or None)
     for parameter in plain + random:
         optimiser.state[parameter] = {
             "step": torch.zeros((), device=device),
@@ -187,11 +195,13 @@ def training_tensors(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
     return tensors
 
 
-def _plain_step(objective: nn.Module, optimiser: torch.optim.Optimizer) -> Step:
+def _plain_step(objective: nn.Module, optimiser: torch.optim.Optimizer, gradient_norm: float | None) -> Step:
     def step(index: Tensor, noise: list[Tensor]) -> Tensor:
         optimiser.zero_grad(set_to_none=True)
         loss = objective(index, noise)
         loss.backward()
+        if gradient_norm is not None:
+            nn.utils.clip_grad_norm_(objective.parameters(), gradient_norm)
         optimiser.step()
         return loss.detach()
 
