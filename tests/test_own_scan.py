@@ -318,7 +318,7 @@ def test_what_does_not_fit_is_said_with_numbers_and_remedy(monkeypatch: pytest.M
     needed = memory_needed(preset, CPU)
     assert 8e9 < needed < 40e9
     monkeypatch.setattr(forecast, "memory_there", lambda device: (4e9, 8e9))
-    with pytest.raises(InputError, match=r"needs about .* GB of memory, and 4 GB are free: .*try --images 2000 or --size 128"):
+    with pytest.raises(InputError, match=r"needs about .* GB of memory, and 4 GB are free: .*try --images 1500 or --size 128"):
         require_memory(preset, CPU)
     assert "GB are free" in require_memory(parse_preset(TINY, "tiny"), CPU)
 

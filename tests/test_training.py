@@ -409,9 +409,8 @@ def test_joint_finetuning_lowers_the_loss_of_the_cascade(trained: Trained) -> No
     index, noise = torch.arange(96), objective.draw_noise(96, seeded())
     with torch.no_grad():
         before = float(objective(index, noise))
-    history = finetune_jointly(
-        model, trained.train, validation=trained.validation, epochs=2, batch=8, report=losses.append, generator=seeded()
-    )
+    schedule = {"epochs": 2, "batch": 8, "learning_rate": 1e-4}
+    history = finetune_jointly(model, trained.train, validation=trained.validation, **schedule, report=losses.append, generator=seeded())
     with torch.no_grad():
         assert float(objective(index, noise)) < before - 0.003
     assert history["stage"] == ["joint"] and set(history.stages[0]) == COLUMNS

@@ -63,9 +63,7 @@ def demo(
     where = choose_device(device)
     make_folder(output)
     start = time.perf_counter()
-    model = load(MODEL, device=where)
-    if model.calibration is not None and draws != model.calibration.draws:  # it holds for its own number of draws only
-        model = model.with_calibration(None)
+    model = load(MODEL, device=where).calibrated_for(draws)
     A = model.A
     truth = torch.cat((shepp_logan(128), ellipse_images("test", ELLIPSE_IMAGE + 1)[ELLIPSE_IMAGE:]))
     y = simulate(A, truth, NOISE, generator=named_generator("demo noise", seed)).sinograms.to(where)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from bdgd.apps.cells import Job
-from bdgd.apps.provenance import provenance
+from bdgd.apps.provenance import measured_on, provenance
 from bdgd.evaluation.figures import save_small
 from bdgd.evaluation.promises import FRESH, measure_promises, promise_bars
 from bdgd.evaluation.reliability import uncertainty_figure
@@ -33,18 +34,20 @@ def make_errorbars(job: Job, page: Path | None = None) -> None:
     with job.out.progress("errorbars", images) as step:
         measured = measure_promises(model, images, texts, lambda done, nll: step(done, f"NLL {nll:.2f}"))
     bars = promise_bars(measured)
-    text = bars_as_markdown(bars, f"{source}, {images} fresh ellipse images, {texts} with text, seed {FRESH}. {job.effort.note()}".strip())
+    seconds = round(time.perf_counter() - start, 1)
+    origin = {"model": MODEL, "weights": model.fingerprint(), "images": images, "seconds": seconds, **provenance(FRESH, job.device)}
+    text = bars_as_markdown(bars, f"{MODEL}, {images} fresh ellipse images, {texts} with text. {job.effort.note()}".strip(), origin)
     with replacing(job.folder / "errorbars.md") as temporary:
         temporary.write_text(text + "\n")
     if page is not None and has_place(page, "errorbars"):
         insert(page, "errorbars", text)
-    origin = {"model": source, "images": images, "seconds": round(time.perf_counter() - start, 1), **provenance(FRESH, job.device)}
     write_json(job.folder / "errorbars.json", {"provenance": origin, "bars": [asdict(bar) for bar in bars], **measured.to_dict()})
     save_small(uncertainty_figure(measured.scores.strata, f"{MODEL}, {images} fresh images"), job.folder / "errorbars.png")
     job.out.table(("what", "wanted", "measured", "verdict"), [(b.what, b.wanted, b.measured, b.verdict) for b in bars], job.effort.note())
     job.out.say(f"wrote {job.folder / 'errorbars.json'}, errorbars.md and errorbars.png")
 
 
-def bars_as_markdown(bars: list[Bar], title: str) -> str:
-    lines = [f"*{title}*", "", "| what | wanted | measured | verdict |", "|---|---|---|---|"]
-    return "\n".join(lines + [f"| {bar.what} | {bar.wanted} | {bar.measured} | {bar.verdict} |" for bar in bars])
+def bars_as_markdown(bars: list[Bar], title: str, origin: dict[str, Any]) -> str:
+    lines = ["| what | wanted | measured | verdict |", "|---|---|---|---|"]
+    lines += [f"| {bar.what} | {bar.wanted} | {bar.measured} | {bar.verdict} |" for bar in bars]
+    return "\n".join([*lines, "", f"*{title} {measured_on(origin)}*"])

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 import bdgd
+from bdgd.evaluation.tables import short_commit
 
 
 def provenance(seed: int | None, device: torch.device | str) -> dict[str, Any]:
@@ -27,6 +28,13 @@ def provenance(seed: int | None, device: torch.device | str) -> dict[str, Any]:
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "seed": seed,
     }
+
+
+def measured_on(origin: dict[str, Any]) -> str:
+    """Where a result comes from, in one sentence for a page."""
+    took = f" in {origin['seconds']:.0f} s" if "seconds" in origin else ""
+    made = f"seed {origin['seed']}, commit {short_commit(str(origin['commit']))}, {origin['date'][:10]}"
+    return f"Measured on {origin['hardware']}{took}, {made}."
 
 
 def version_of(package: str) -> str | None:

@@ -11,7 +11,7 @@ import typer
 
 from bdgd.apps.console import Output
 from bdgd.apps.options import Device, Seed, choose_device, require_writable
-from bdgd.apps.provenance import provenance
+from bdgd.apps.provenance import measured_on, provenance
 from bdgd.checks import InputError
 from bdgd.data import GaussianNoise, Noise, ellipse_images, noise_from_dict
 from bdgd.data.slices import Slices, read_slices
@@ -19,6 +19,7 @@ from bdgd.evaluation import save_figure
 from bdgd.evaluation.conditions import KINDS, Condition, geometry_of, standard_conditions
 from bdgd.evaluation.degradation import Degradation, degradation_curves
 from bdgd.evaluation.degradation_figures import COLUMNS, degradation_figure, degradation_markdown, degradation_rows
+from bdgd.evaluation.tables import insert
 from bdgd.models import Reconstructor, load
 from bdgd.storage import replacing, write_json
 
@@ -39,6 +40,7 @@ def stress(
     output: Annotated[Path | None, typer.Option("-o", "--output", help="A JSON file for all numbers.")] = None,
     table: Annotated[Path | None, typer.Option("--table", help="A Markdown file for the table.")] = None,
     figure: Annotated[Path | None, typer.Option("--figure", help="A picture of the curves.")] = None,
+    page: Annotated[Path | None, typer.Option("--page", help="A Markdown page with <!-- stress --> ... <!-- /stress --> to fill.")] = None,
     seed: Seed = 0,
     device: Device = "auto",
 ) -> None:
@@ -47,7 +49,7 @@ def stress(
     Error bars should widen, or the alarm should ring. Example: bdgd stress calibrated.safetensors -o stress.json --figure stress.png
     """
     where = choose_device(device)
-    for path in filter(None, (output, table, figure)):
+    for path in filter(None, (output, table, figure, page)):
         require_writable(path)
     network = load(model, device=where)
     side = _side(network)
@@ -66,8 +68,12 @@ def stress(
         found = degradation_curves(
             network, phantoms, slices=patients, conditions=conditions, noise=ordinary, draws=draws, level=level, seed=seed, report=report
         )
-    out.table(COLUMNS, degradation_rows(found), f"{model}: intervals of {100 * level:g} %, {found.draws} draws", right=COLUMNS[2:-1])
-    _write(out, found, model, anatomy, {"provenance": provenance(seed, where)}, output, table, figure)
+    name = Path(model).name
+    out.table(COLUMNS, degradation_rows(found), f"{name}: intervals of {100 * level:g} %, {found.draws} draws", right=COLUMNS[2:-1])
+    _write(out, found, name, anatomy, {"provenance": provenance(seed, where)}, output, table, figure)
+    if page is not None:
+        insert(page, "stress", f"{degradation_markdown(found).rstrip()}\n\n*{name}. {measured_on(provenance(seed, where))}*")
+        out.say(f"wrote {page}")
 
 
 def _side(network: Reconstructor) -> int:
@@ -89,7 +95,7 @@ def _chosen(network: Reconstructor, relative: float | None, only: Sequence[str] 
 def _write(
     out: Output,
     found: Degradation,
-    model: str,
+    name: str,
     anatomy: Slices | None,
     origin: dict[str, Any],
     output: Path | None,
@@ -98,12 +104,12 @@ def _write(
 ) -> None:
     if output is not None:
         about = {} if anatomy is None else {"patients": sorted(set(anatomy.patients)), "attenuation_of_1": _range(anatomy.scale)}
-        write_json(output, {"model": model, **found.to_dict(), **({"anatomy": about} if about else {}), **origin})
+        write_json(output, {"model": name, **found.to_dict(), **({"anatomy": about} if about else {}), **origin})
     if table is not None:
         with replacing(table) as temporary:
-            temporary.write_text(degradation_markdown(found, model))
+            temporary.write_text(degradation_markdown(found, name))
     if figure is not None:
-        save_figure(degradation_figure(found, model), figure)
+        save_figure(degradation_figure(found, name), figure)
     for path in filter(None, (output, table, figure)):
         out.say(f"wrote {path}")
 

@@ -61,12 +61,13 @@ def reason(results: Results, rows: Sequence[Row] = ROWS) -> str:
 
 
 def markdown(results: Results, note: str = "", rows: Sequence[Row] = ROWS) -> str:
-    """The table of the rows that have been measured, what its columns are, the choice, and where it was measured."""
+    """The table of the rows, those that have not been measured last, what its columns are, the choice, and where it was measured."""
     lines = [
         *((f"**{note}**", "") if note else ()),
         f"| {' | '.join(title for title, _ in _HEAD)} |",
         f"|{'|'.join(line for _, line in _HEAD)}|",
         *(f"| {' | '.join(_cells(row, results[row.key]['scores']))} |" for row in rows if row.key in results),
+        *(f"| {row.name} | not measured yet |{' |' * (len(_HEAD) - 2)}" for row in rows if row.key not in results),
         "",
         reason(results, rows),
         "",

@@ -53,8 +53,9 @@ def setting_of(names: Iterable[str]) -> str:
 
 
 def prepare_model(name: str, A: RayTransform, seed: int = 0, effort: Effort = FULL) -> Method:
-    """A trained model; its image is the mean of the draws."""
+    """A trained model; its image is the mean of the draws. Its intervals are calibrated where that holds for so many draws."""
     model = load(name, device=A.device)
+    model = model.calibrated_for(effort.draws if model.random else 1)
     if getattr(model.A, "geometry", None) != A.geometry:
         raise InputError(f"the model {name} was trained for another geometry than the setting's; choose another --setting")
 

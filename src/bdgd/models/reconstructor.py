@@ -91,6 +91,11 @@ class Reconstructor(nn.Module):
         model.calibration = calibration
         return model
 
+    def calibrated_for(self, draws: int) -> Self:
+        """The model itself where its calibration holds for so many draws of weights or there is none, else without it."""
+        held = self.calibration is None or (self.calibration.draws, self.calibration.draw) == (draws, "weights")
+        return self if held else self.with_calibration(None)
+
     def forget_error_bars(self) -> None:
         """Drop scale head and calibration: they hold for the weights they were made with, not for what training makes of them."""
         self.scale_head, self.calibration = None, None
