@@ -31,7 +31,7 @@ RELAXATION = 1.8
 #: Iterations between two evaluations of the gap, which costs about one.
 CHECK_EVERY = 20
 #: The primal step of the first iterations, and the factor of all later ones, see `_Problem.balanced_step`.
-FIRST_STEP, BALANCE = 10.0, 0.1
+FIRST_STEP, BALANCE = 10.0, 0.2
 #: The gap is taken over images up to this multiple of the largest value of x.
 BOX = 1.5
 
@@ -226,12 +226,12 @@ class _Problem:
         return _sum(residual.square()) / 2 + self.weight * _sum(lengths), gap
 
     def balanced_step(self, z: _Iterate) -> Tensor:
-        """tau = 0.1 |x| / sqrt(|A| |p| * sqrt(8) |q|): the primal step for which x, p and q arrive together.
+        """tau = 0.2 |x| / sqrt(|A| |p| * sqrt(8) |q|): the primal step for which x, p and q arrive together.
 
         After N iterations the gap is at most (|x - x_0|^2 / tau + |z - z_0|^2 / sigma) / (2 N) for a dual z with step sigma = 1 / tau
         (Theorem 1), which is least at tau = |x - x_0| / |z - z_0|. The two duals, each in the unit of its step, ask for different
         ones: p, of the size of the noise, for a smaller step than q, of the size of the weight. Their geometric mean serves both;
-        the factor, because most of x is found in the first iterations, is near the best for sparse, limited and fan-beam views.
+        the factor, because most of x is found in the first iterations; 0.1 takes twice as long on measured arcs, a fifth less on sparse views.
         """
         p, q = self.norm * _sum(z.p.square()).sqrt(), GRADIENT_NORM2**0.5 * _sum(z.q.square()).sqrt()
         tau = BALANCE * _sum(z.x.square()).sqrt() / (p * q).sqrt()
