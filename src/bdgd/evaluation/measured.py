@@ -33,15 +33,14 @@ _OBJECT = 0.1  # line integrals above it have passed the disc
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """Images (B, 1, N, N), one per scan, as if its arc started at 0 degrees, with their error bars where they have any.
+    """Images (B, 1, N, N), one per scan, each to be turned by its one of `rotations` (radians) to lie as the object did.
 
-    To lie as its object did an image must be turned by `condition.rotation(scan) + rotation`: rotation, in radians, is not 0 only for
-    a model whose arc starts elsewhere. correction: what was done to the scans before, so that A applied to an image is what was
-    measured, corrected.
+    With their error bars where they have any: then all are turned by the same from the start of their arcs. correction: what was done
+    to the scans before, so that A applied to an image is what was measured, corrected.
     """
 
     images: Tensor
-    rotation: float = 0.0
+    rotations: tuple[float, ...]
     posterior: Posterior | None = None
     geometry: Geometry | None = None  # of the posterior's frame
     correction: Correction | None = None
@@ -73,14 +72,14 @@ def score_measured(
 ) -> list[MeasuredScores]:
     """All scores of every image; truths (B, 1, N, N): the references, where they are wanted, as if their arcs started at 0 degrees."""
     scores = []
-    turned = rotated(found.images, found.rotation)  # as the references lie, where they are not even interpolated as a rule
-    for b, scan in enumerate(scans):
-        rotation = condition.rotation(scan.name)
-        estimate = segmented(found.images[b : b + 1], rotation + found.rotation)
+    for b, (scan, rotation) in enumerate(zip(scans, found.rotations, strict=True)):
+        image = found.images[b : b + 1]
+        estimate = segmented(image, rotation)
         own = MeasuredScores(matthews(estimate, scan.segmentation), matthews(estimate, scan.segmentation, scan.inside), seconds=seconds)
         if truths is not None:
-            truth = truths[b : b + 1]
-            pair = turned[b : b + 1].to(truth), truth, acrylic_value(rotated(truth, rotation), scan.segmentation)
+            truth, turn = truths[b : b + 1], condition.rotation(scan.name)
+            acrylic = acrylic_value(rotated(truth, turn), scan.segmentation)
+            pair = image.to(truth), rotated(truth, turn - rotation), acrylic  # the reference lies as the image does, as a rule already
             own = replace(own, psnr=float(psnr(*pair)), ssim=float(ssim(*pair)))
         scores.append(own)
     if found.posterior is None:
@@ -124,7 +123,7 @@ def predicted_views(found: Found, scans: Sequence[MeasuredScan], condition: Cond
     air, sigma = (torch.tensor([measure(one) for one in seen])[:, None, None, None] for measure in (air_offset, photon_noise))
     part = (1 - LEVEL) / 2
     noise = 2 * torch.special.ndtri(torch.tensor(1 - part)) * sigma * torch.exp(y / 2)
-    predictions = _predictions(found, left, air, sigma)
+    predictions = _predictions(found, left, found.rotations[0] - condition.rotation(scans[0].name), air, sigma)
     views = []
     for b in range(len(y)):
         ends = np.quantile(predictions[:, b : b + 1].cpu().numpy(), (part, 1 - part), axis=0)
@@ -133,11 +132,11 @@ def predicted_views(found: Found, scans: Sequence[MeasuredScan], condition: Cond
     return views
 
 
-def _predictions(found: Found, left: Scans, air: Tensor, sigma: Tensor) -> Tensor:
-    """(P, B, 1, V, D) what the left-out views may read, one or more times per draw."""
+def _predictions(found: Found, left: Scans, rotation: float, air: Tensor, sigma: Tensor) -> Tensor:
+    """(P, B, 1, V, D) what the left-out views may read, one or more times per draw; rotation: of the images from the start of the arcs."""
     posterior, model = found.posterior, found.geometry
     assert posterior is not None and model is not None and left.geometry is not None
-    turned = replace(left.geometry, angles=tuple(angle - found.rotation for angle in left.geometry.angles))
+    turned = replace(left.geometry, angles=tuple(angle - rotation for angle in left.geometry.angles))
     A = RayTransform(replace(turned, image_size=model.image_size, pixel_size=model.pixel_size), posterior.mean.device)
     generator, spread, predictions = named_generator("predicted views", posterior.seed), posterior.aleatoric.sqrt(), []
     air, sigma = air.to(spread), sigma.to(spread)

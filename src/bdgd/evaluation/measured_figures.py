@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,16 +51,15 @@ def _row(
 
 
 def _found(folder: Path, name: str, method: MeasuredMethod | None, scan: MeasuredScan, condition: Condition) -> Found:
-    """The image of the setting that the table takes for this scan, or the first of all; its rotation makes it lie as the object did."""
+    """The image of the setting that the table takes for this scan; where there is no choice yet, the first."""
     assert method is not None
     entries = read_entries(folder, condition.name, name)
     wanted = chosen_setting(entries, scan.name, "mcc_inside") if scan.name in entries else None
     first = None
     for setting, found in method([scan], condition):
-        turned = replace(found, rotation=condition.rotation(scan.name) + found.rotation)
-        first = first or turned
+        first = first or found
         if setting == wanted or wanted is None:
-            return turned
+            return found
     assert first is not None
     return first
 
@@ -70,19 +68,21 @@ def _model_panels(found: Found | None, scan: MeasuredScan, attenuation: Scale) -
     if found is None or found.posterior is None:
         blank = torch.zeros(scan.segmentation.shape)
         return [Panel(blank, f"BDGD: {MISSING}", attenuation)] * 2
-    std = rotated(found.posterior.std, found.rotation)[0, 0]
-    scale = Scale("standard deviation (1/mm)", 0.0, 0.3 * acrylic_value(rotated(found.images, found.rotation), scan.segmentation), "magma")
+    std = rotated(found.posterior.std, found.rotations[0])[0, 0]
+    scale = Scale(
+        "standard deviation (1/mm)", 0.0, 0.3 * acrylic_value(rotated(found.images, found.rotations[0]), scan.segmentation), "magma"
+    )
     return [Panel(_seen(found), "BDGD mean", attenuation), Panel(std, "BDGD std", scale)]
 
 
 def _seen(found: Found) -> Tensor:
-    return rotated(found.images, found.rotation)[0, 0]
+    return rotated(found.images, found.rotations[0])[0, 0]
 
 
 def _errors(found: Found | None, scan: MeasuredScan, name: str) -> Panel:
     if found is None:
         return Panel(torch.zeros(scan.segmentation.shape), f"{name}: {MISSING}", _ERRORS)
-    estimate = segmented(found.images, found.rotation)
+    estimate = segmented(found.images, found.rotations[0])
     inside = matthews(estimate, scan.segmentation, scan.inside)
     title = f"{name}: MCC inside {inside:.2f}" if inside is not None else name
     return Panel(estimate.float() - scan.segmentation.float(), title, _ERRORS)

@@ -43,16 +43,24 @@ MeasuredMethod = Callable[[Sequence[MeasuredScan], Condition], Iterator[tuple[st
 
 
 def measured_fbp(device: torch.device, scans: Sequence[MeasuredScan], condition: Condition) -> Iterator[tuple[str, Found]]:
-    """Filtered back-projection with a Hann window on the ramp: measured scans are noisy."""
-    seen = condition.counted_from_start(scans, condition.used)
-    assert seen.geometry is not None
-    yield "hann", Found(fbp(RayTransform(seen.geometry, device, strategy="matrix-free"), seen.sinograms.to(device), filter="hann"))
+    """Filtered back-projection with a Hann window on the ramp: measured scans are noisy.
+
+    One by one, where the scan lies: over an arc its streaks reach into the corners, which a turned square does not have.
+    """
+    images = []
+    for scan in scans:
+        seen = scan.seen(condition.used(scan.name))
+        assert seen.geometry is not None
+        A = RayTransform(seen.geometry, device, strategy="matrix-free")
+        images.append(fbp(A, seen.sinograms.to(device), filter="hann"))
+    yield "hann", Found(torch.cat(images), (0.0,) * len(scans))
 
 
 def measured_tv(device: torch.device, scans: Sequence[MeasuredScan], condition: Condition) -> Iterator[tuple[str, Found]]:
     """Total variation for every weight, from the largest down, each from the images before."""
-    for weight, images in zip(TV_WEIGHTS, _tv_images(condition.counted_from_start(scans, condition.used), TV_WEIGHTS, device), strict=True):
-        yield f"{weight:g}", Found(images)
+    seen, rotations = condition.counted_from_start(scans, condition.used), tuple(condition.rotation(scan.name) for scan in scans)
+    for weight, images in zip(TV_WEIGHTS, _tv_images(seen, TV_WEIGHTS, device), strict=True):
+        yield f"{weight:g}", Found(images, rotations)
 
 
 def _tv_images(seen: Scans, weights: Sequence[float], device: torch.device) -> Iterator[Tensor]:
@@ -80,7 +88,8 @@ def measured_model(
         require_same(model.correction, seen.correction)
     generator = named_generator("draws", seed)
     posterior = reconstruct(model, seen.sinograms.to(model.device), draws, generator=generator)
-    yield f"{posterior.number} draws", Found(posterior.mean, seen.rotation, posterior, geometry, seen.correction)
+    rotations = tuple(condition.rotation(scan.name) + seen.rotation for scan in scans)
+    yield f"{posterior.number} draws", Found(posterior.mean, rotations, posterior, geometry, seen.correction)
 
 
 def require_same(carried: Correction, done: Correction) -> None:
