@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,23 +21,14 @@ from bdgd.apps import cli
 from bdgd.apps import measured as command
 from bdgd.apps.console import Output
 from bdgd.checks import InputError
+from bdgd.classical import fbp, tv
 from bdgd.data import Correction, GaussianNoise, random_ellipses, simulate
 from bdgd.data.correction import hardened
-from bdgd.evaluation import measured, tooth
-from bdgd.evaluation.challenge import ARCS, CONDITIONS, NAMES, TRAINING, MeasuredScan, find_scans, read_measured, scanner
-from bdgd.evaluation.measured import (
-    Found,
-    References,
-    corrected,
-    disc_scores,
-    evaluate_scan,
-    measured_fbp,
-    measured_model,
-    measured_tv,
-    predicted_views,
-    score_measured,
-)
-from bdgd.evaluation.measured_tables import MISSING, chosen_setting, is_complete, measured_markdown, read_entries, write_entry
+from bdgd.evaluation import measured, measured_methods, tooth
+from bdgd.evaluation.challenge import ARCS, CONDITIONS, NAMES, TRAINING, Condition, MeasuredScan, find_scans, read_measured, scanner
+from bdgd.evaluation.measured import Found, disc_scores, predicted_views, score_measured
+from bdgd.evaluation.measured_methods import References, corrected, evaluate_scans, measured_fbp, measured_model, measured_tv, reference
+from bdgd.evaluation.measured_tables import MISSING, chosen_setting, is_complete, measured_markdown, read_entries, write_entries
 from bdgd.evaluation.mismatch import CORRECTION, HARDENING, air_offset
 from bdgd.evaluation.segmentation import rotated
 from bdgd.inference import Posterior
@@ -51,10 +43,11 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("condition", CONDITIONS.values(), ids=lambda condition: condition.name)
-@pytest.mark.parametrize("scan", ["ta", "02a", "07b"])
+@pytest.mark.parametrize("scan", ["ta", "02a", "05b", "07b"])
 def test_no_view_is_used_and_left_out(condition, scan: str) -> None:  # type: ignore[no-untyped-def]
     used, left_out = condition.used(scan), condition.left_out(scan)
-    assert not set(used) & set(left_out) and all(view % 2 for view in left_out) and len(left_out) >= 134
+    start = condition.start(scan)
+    assert not set(used) & set(left_out) and all((view - start) % 2 for view in left_out) and len(left_out) >= 134
     assert len(used) == (condition.views or condition.degrees + 1) == len(set(used))
     if condition.degrees:
         assert used[0] == ARCS.get(scan, (0, 0))[0] and (used[-1] - used[0]) % 360 == condition.degrees
@@ -116,8 +109,8 @@ def test_the_arcs_are_the_challenges(shared_data: Path) -> None:
 
 def test_fbp_of_many_views_finds_the_holes_and_the_filled_disc_finds_none(generator: torch.Generator, tmp_path: Path) -> None:
     scan = measured_disc(noise=0.003, generator=generator)
-    ((setting, found),) = measured_fbp(CPU, scan, CONDITIONS["views60"])
-    scores = score_measured(found, scan, CONDITIONS["views60"], disc_image(256, ACRYLIC), 0.0)
+    ((setting, found),) = measured_fbp(CPU, [scan], CONDITIONS["views60"])
+    (scores,) = score_measured(found, [scan], CONDITIONS["views60"], disc_image(256, ACRYLIC), 0.0)
     assert setting == "hann" and scores.mcc is not None and scores.mcc > 0.97
     assert scores.mcc_inside is not None and scores.mcc_inside > 0.97
     assert scores.psnr is not None and scores.psnr > 20 and scores.coverage is None
@@ -129,26 +122,26 @@ def test_correcting_restores_the_values(generator: torch.Generator) -> None:
     bent = measured_disc(air=0.015, hardening=0.27)
     images = {}
     for name, scan in (("bent", bent), ("corrected", corrected(bent))):
-        ((_, found),) = measured_fbp(CPU, scan, CONDITIONS["views60"])
-        images[name] = found.image[0, 0, 128 - 5 : 128 + 5, 128 - 5 : 128 + 5].mean()  # acrylic in the middle, where the beam is hardest
+        ((_, found),) = measured_fbp(CPU, [scan], CONDITIONS["views60"])
+        images[name] = found.images[0, 0, 128 - 5 : 128 + 5, 128 - 5 : 128 + 5].mean()  # acrylic in the middle, where the beam is hardest
     assert float(images["bent"]) < 0.8 * ACRYLIC and float(images["corrected"]) == pytest.approx(ACRYLIC, rel=0.03)
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measured, "MOST_ITERATIONS", 20)
-    monkeypatch.setattr(measured, "TV_WEIGHTS", (1e-5, 3e-6))
+    monkeypatch.setattr(measured_methods, "MOST_ITERATIONS", 20)
+    monkeypatch.setattr(measured_methods, "TV_WEIGHTS", (1e-5, 3e-6))
 
 
 @pytest.mark.usefixtures("quick")
 def test_references_are_kept_and_tv_tries_every_weight(tmp_path: Path, generator: torch.Generator) -> None:
     scan, condition = coarse(measured_disc(noise=0.003, generator=generator)), CONDITIONS["views30"]
     references = References(tmp_path / "references", CPU)
-    results = evaluate_scan("tv", lambda s, c: measured_tv(CPU, s, c), scan, condition, references)
+    (results,) = evaluate_scans("tv", partial(measured_tv, CPU), [scan], condition, references).values()
     assert list(results) == ["1e-05", "3e-06"] and all(scores["psnr"] > 22 for scores in results.values())
     (path,) = (tmp_path / "references").iterdir()
     np.save(path, np.zeros((1, 1, 64, 64), np.float32))  # the file is what is used from now on
-    assert float(references(scan, CONDITIONS["views60"]).abs().max()) == 0.0
+    assert float(references([scan], CONDITIONS["views60"]).abs().max()) == 0.0
 
 
 def exact_posterior(image: Tensor, spread: float = 0.0) -> Posterior:
@@ -168,12 +161,13 @@ def test_a_posterior_that_knows_all_covers_what_its_level_says(degrees: int, gen
     scan = coarse(measured_disc("02a"))
     scan = replace(scan, scans=replace(scan.scans, sinograms=y))
     turned = rotated(image, -rotation).contiguous()
-    found = Found(turned, rotation, exact_posterior(turned), geometry)
-    scores = score_measured(found, scan, CONDITIONS["arc90"], None, 0.0)
+    condition = CONDITIONS["arc90"]
+    found = Found(turned, (rotation,), exact_posterior(turned), geometry)
+    (scores,) = score_measured(found, [scan], condition, None, 0.0)
     assert scores.coverage == pytest.approx(0.94, abs=0.03) and scores.width == pytest.approx(scores.noise_width, rel=0.1)
-    wrong = score_measured(replace(found, rotation=rotation + math.pi), scan, CONDITIONS["arc90"], None, 0.0)
+    (wrong,) = score_measured(replace(found, rotations=(rotation + math.pi,)), [scan], condition, None, 0.0)
     assert wrong.coverage is not None and wrong.coverage < 0.7
-    wide = score_measured(replace(found, posterior=exact_posterior(turned, 0.02)), scan, CONDITIONS["arc90"], None, 0.0)
+    (wide,) = score_measured(replace(found, posterior=exact_posterior(turned, 0.02)), [scan], condition, None, 0.0)
     assert wide.coverage is not None and wide.coverage > 0.99 and wide.width is not None and wide.width > 2 * scores.width
 
 
@@ -190,8 +184,8 @@ def test_left_out_views_of_a_corrected_scan_are_predicted_where_the_photons_were
     """An exact posterior covers what its level says, thin and thick parts alike, and no more than the noise is its width."""
     raw, image = hardened_scan(generator)
     scan, condition = corrected(raw), CONDITIONS["views30"]
-    found = Found(image, 0.0, exact_posterior(image), scan.scans.geometry, CORRECTION)
-    lower, upper, y, noise = predicted_views(found, scan, condition)
+    found = Found(image, (0.0,), exact_posterior(image), scan.scans.geometry, CORRECTION)
+    ((lower, upper, y, noise),) = predicted_views(found, [scan], condition)
     above_air = raw.seen(condition.left_out(raw.name)[::5]).sinograms - air_offset(raw.scans.sinograms)
     torch.testing.assert_close(y, above_air, rtol=1e-5, atol=1e-5)
     held, width = (lower <= y) & (y <= upper), upper - lower
@@ -199,9 +193,9 @@ def test_left_out_views_of_a_corrected_scan_are_predicted_where_the_photons_were
         part = (y > low) & (y < high)
         assert float(held[part].double().mean()) == pytest.approx(0.94, abs=0.03), (low, high)
         assert float(width[part].mean()) == pytest.approx(float(noise[part].mean()), rel=0.1)
-    scores, plain = (score_measured(found, which, condition, None, 0.0) for which in (scan, raw))
+    scores, plain = (score_measured(found, [which], condition, None, 0.0)[0] for which in (scan, raw))
     assert scores.coverage == pytest.approx(plain.coverage, abs=0.01) and scores.width == pytest.approx(plain.width, rel=0.01)
-    forgotten = score_measured(replace(found, correction=None), scan, condition, None, 0.0)
+    (forgotten,) = score_measured(replace(found, correction=None), [scan], condition, None, 0.0)
     assert forgotten.coverage is not None and forgotten.coverage < 0.3  # straight line integrals are not what a hardened beam gives
 
 
@@ -210,17 +204,97 @@ def test_a_model_with_a_correction_corrects_once(generator: torch.Generator) -> 
     condition = CONDITIONS["views30"]
     assert raw.scans.geometry is not None
     model = DeepGradientDescent(RayTransform(raw.scans.geometry[condition.used(raw.name)]), blocks=1, value_scale=ACRYLIC)
-    ((_, plain),) = measured_model(model, 1, 0, raw, condition)
+    ((_, plain),) = measured_model(model, 1, 0, [raw], condition)
     assert plain.correction is None
     model.correction = CORRECTION
-    ((_, once),) = measured_model(model, 1, 0, raw, condition)
-    ((_, already),) = measured_model(model, 1, 0, corrected(raw), condition)
+    ((_, once),) = measured_model(model, 1, 0, [raw], condition)
+    ((_, already),) = measured_model(model, 1, 0, [corrected(raw)], condition)
     assert once.correction == already.correction == CORRECTION
-    torch.testing.assert_close(once.image, already.image, rtol=0, atol=0.03 * ACRYLIC)  # air of 30 views, or of all
-    assert float((once.image - plain.image).abs().max()) > 0.2 * ACRYLIC
+    torch.testing.assert_close(once.images, already.images, rtol=0, atol=0.03 * ACRYLIC)  # air of 30 views, or of all
+    assert float((once.images - plain.images).abs().max()) > 0.2 * ACRYLIC
     model.correction = Correction(air=True, hardening=0.2)
     with pytest.raises(InputError, match=r"corrected with .*'hardening': 0.2.*'hardening': 0.27"):
-        list(measured_model(model, 1, 0, corrected(raw), condition))
+        list(measured_model(model, 1, 0, [corrected(raw)], condition))
+
+
+# --- all scans of a condition together -------------------------------------------------------------------------------------
+
+
+def arc_scan(name: str, generator: torch.Generator) -> MeasuredScan:
+    return coarse(measured_disc(name, air=0.01, noise=0.003, generator=generator))
+
+
+@pytest.mark.parametrize("condition", CONDITIONS.values(), ids=lambda condition: condition.name)
+def test_all_scans_of_a_condition_have_one_geometry(condition: Condition) -> None:
+    """Turned so that its arc starts at 0, every scan has the geometry of one whose arc does; its views are still its own."""
+    scans, own = [coarse(measured_disc(name)) for name in ("07b", "05b", "02a")], measured_disc("05b").scans.sinograms
+    for views in (condition.used, condition.left_out):
+        together = condition.counted_from_start(scans, views)
+        assert scanner()[views("07b")].angles == together.geometry.angles and len(together) == 3  # type: ignore[union-attr]
+        assert torch.equal(together.sinograms[1:2], own[:, :, views("05b")])
+        turned = torch.tensor(together.geometry.angles) + condition.rotation("05b")  # type: ignore[union-attr]
+        measured_at = torch.tensor(scanner()[views("05b")].angles)
+        torch.testing.assert_close(torch.polar(torch.ones_like(turned), turned), torch.polar(torch.ones_like(turned), measured_at))
+    assert condition.start("05b") == (35 if condition.degrees else 0)
+    with pytest.raises(InputError, match="one scanner"):
+        condition.counted_from_start([scans[0], measured_disc("05b")], condition.used)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("name", ["views30", "arc90"])
+def test_scans_together_score_as_each_alone(name: str, tmp_path: Path, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measured, "_DRAWS", 6)
+    condition, scans = CONDITIONS[name], [arc_scan(scan, generator) for scan in ("ta", "05b")]
+    geometry = scans[0].scans.geometry
+    assert geometry is not None
+    model = DeepGradientDescent(RayTransform(geometry[condition.used("ta")]), blocks=1, value_scale=ACRYLIC)
+    assert model.random
+    methods = {"fbp": partial(measured_fbp, CPU), "tv": partial(measured_tv, CPU), "model": partial(measured_model, model, 3, 0)}
+    for kind, method in methods.items():
+        together = evaluate_scans(kind, method, scans, condition, References(tmp_path / "together", CPU))
+        assert list(together) == ["ta", "05b"]
+        for scan in scans:
+            (alone,) = evaluate_scans(kind, method, [scan], condition, References(tmp_path / "alone", CPU)).values()
+            assert list(alone) == list(together[scan.name])
+            for setting, scores in alone.items():
+                there = {key: value for key, value in scores.items() if value is not None and key != "seconds"}
+                assert ("coverage" in there) == (kind == "model") and {"mcc", "mcc_inside", "psnr", "ssim"} <= set(there)
+                assert {key: together[scan.name][setting][key] for key in there} == pytest.approx(there, rel=1e-3)
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_image_of_a_turned_arc_is_turned_back(generator: torch.Generator) -> None:
+    """02a starts at 90 degrees, by which pixels turn onto pixels: the images are those of the arc where it was measured."""
+    scan, condition = arc_scan("02a", generator), CONDITIONS["arc90"]
+    seen = scan.seen(condition.used("02a"))
+    assert seen.geometry is not None
+    A = RayTransform(seen.geometry)
+    expected = fbp(A, seen.sinograms, filter="hann")
+    ((_, found),) = measured_fbp(CPU, [scan], condition)
+    assert found.rotations == (0.0,) and torch.equal(found.images, expected)
+    expected = expected.clamp(min=0)
+    for (_, found), weight in zip(measured_tv(CPU, [scan], condition), measured_methods.TV_WEIGHTS, strict=True):
+        expected = tv(A, seen.sinograms, weight, start=expected, tolerance=1e-3, most_iterations=20)
+        turned = rotated(found.images, found.rotations[0])
+        torch.testing.assert_close(turned, expected, rtol=0, atol=0.05 * ACRYLIC)  # forward differences know left from right
+        assert float((found.images - expected).abs().max()) > 0.5 * ACRYLIC
+
+
+@pytest.mark.usefixtures("quick")
+def test_only_missing_references_are_made(tmp_path: Path, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+
+    def watched(scans: Sequence[MeasuredScan], condition: Condition, device: torch.device) -> Tensor:
+        asked.append([scan.name for scan in scans])
+        return reference(scans, condition, device)
+
+    monkeypatch.setattr(measured_methods, "reference", watched)
+    references, condition = References(tmp_path, CPU), CONDITIONS["arc60"]
+    scans = {name: arc_scan(name, generator) for name in ("ta", "04a", "05b")}
+    first = references([scans["04a"]], condition)
+    images = references(list(scans.values()), condition)
+    assert asked == [["04a"], ["ta", "05b"]] and torch.equal(images[1:2], first)
+    assert not torch.equal(images[:1], images[2:])
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------------
@@ -250,8 +324,8 @@ def test_a_setting_is_chosen_on_other_groups_only() -> None:
 def test_a_table_says_what_is_missing(tmp_path: Path) -> None:
     condition = CONDITIONS["arc60"]
     for scan, value in (("04a", 0.8), ("04b", 0.6), ("ta", 0.7)):
-        write_entry(tmp_path, "arc60", "fbp", scan, entry(hann=(value, 25.0)))
-    write_entry(tmp_path, "arc60", "some/where/mine.safetensors", "04a", entry(draws=(0.95, 30.0)))
+        write_entries(tmp_path, "arc60", "fbp", {scan: entry(hann=(value, 25.0))})
+    write_entries(tmp_path, "arc60", "some/where/mine.safetensors", {"04a": entry(draws=(0.95, 30.0))})
     lines = measured_markdown(tmp_path, condition).splitlines()
     assert "| FBP | 3 | 0.900 | 0.700 | 0.60 | 0.80, 0.60 | 25.00 | 0.800 |" in "\n".join(lines)
     assert sum(MISSING in line for line in lines) == 2 and lines[-3].startswith("| mine | 1 ")
@@ -310,6 +384,11 @@ def test_the_command_scores_a_method_and_a_model_and_goes_on_where_it_was(tmp_pa
     before = (results / "arc30" / "fbp.json").stat().st_mtime_ns
     assert bdgd(*words[:4], *words[5:], "--device", "cpu").exit_code == 0
     assert (results / "arc30" / "fbp.json").stat().st_mtime_ns == before
+    kept = read_entries(results, "arc30", "fbp")
+    write_compact(folder, measured_disc("05b", air=0.01, noise=0.003, generator=generator))
+    assert bdgd(*words[:4], *words[5:], "--device", "cpu").exit_code == 0
+    there = read_entries(results, "arc30", "fbp")
+    assert sorted(there) == ["05b", "07a"] and there["07a"] == kept["07a"]
 
 
 def test_a_model_that_carries_a_correction_has_a_corrected_row_only(

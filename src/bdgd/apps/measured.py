@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -18,19 +18,20 @@ from bdgd.checks import InputError
 from bdgd.evaluation import FULL
 from bdgd.evaluation.challenge import CONDITIONS, TRAINING, Condition, MeasuredScan, find_scans, read_measured
 from bdgd.evaluation.figures import Panel, Scale, panels, save_figure
-from bdgd.evaluation.measured import (
+from bdgd.evaluation.measured import disc_scores
+from bdgd.evaluation.measured_figures import FIGURES, measured_figure
+from bdgd.evaluation.measured_methods import (
     LINEAR,
     MeasuredMethod,
     References,
-    disc_scores,
-    evaluate_scan,
+    corrected,
+    evaluate_scans,
     measured_fbp,
     measured_model,
     measured_tv,
     require_same,
 )
-from bdgd.evaluation.measured_figures import FIGURES, measured_figure
-from bdgd.evaluation.measured_tables import is_complete, measured_markdown, read_entries, write_entry
+from bdgd.evaluation.measured_tables import is_complete, measured_markdown, read_entries, write_entries
 from bdgd.evaluation.mismatch import CORRECTION, mismatch, mismatch_table, read_mismatch
 from bdgd.evaluation.tables import insert
 from bdgd.evaluation.tooth import evaluate_tooth, read_tooth, read_tooth_scores, tooth_table
@@ -51,6 +52,9 @@ Page = Annotated[Path | None, typer.Option("--page", help="A Markdown page with 
 ToothFile = Annotated[Path | None, typer.Option("--tooth", help="Also TomoPy's tooth (.npz) with a third of its views.")]
 ToothModel = Annotated[str | None, typer.Option("--tooth-model", help="A model for it: 61 views, 256 x 256 pixels of two detectors.")]
 Draws = Annotated[int, typer.Option("--draws", min=1, help="Monte-Carlo draws of a trained model.")]
+
+#: Scans that go together on a CPU: more share the reading of the matrix, fewer are lost when it is interrupted.
+_ON_CPU = 4
 
 
 def measured(
@@ -128,7 +132,7 @@ def _available(out: Output, job: _Job, condition: Condition) -> list[str]:
 
 @dataclass(frozen=True, eq=False)
 class _Job:
-    """What all conditions and methods share."""
+    """What all conditions and methods share; scans and models are read once."""
 
     folder: Path
     paths: dict[str, Path]
@@ -136,6 +140,15 @@ class _Job:
     draws: int
     seed: int
     device: torch.device
+    scans: dict[str, MeasuredScan] = field(default_factory=dict)
+    models: dict[str, Reconstructor] = field(default_factory=dict)
+
+    def scan(self, name: str, linear: bool) -> MeasuredScan:
+        """With linear, its air and beam hardening corrected."""
+        key = f"{name}{LINEAR}" if linear else name
+        if key not in self.scans:
+            self.scans[key] = corrected(self.scan(name, False)) if linear else read_measured(name, self.paths[name])
+        return self.scans[key]
 
     def method(self, name: str) -> MeasuredMethod | None:
         """The method of a name, with or without +linear; None is the filled disc, which looks at the segmentation alone."""
@@ -149,7 +162,9 @@ class _Job:
     def model(self, name: str) -> Reconstructor:
         if name not in pretrained() and not Path(name).is_file():
             raise InputError(f"METHOD must be disc, fbp, tv, a shipped model, or the file of a model, got {name!r}; check its name")
-        return load(name, device=self.device)
+        if name not in self.models:
+            self.models[name] = load(name, device=self.device)
+        return self.models[name]
 
     def evaluated_as(self, name: str) -> str:
         """The name, with +linear for a model that carries a correction: its values are those of corrected scans and of no others."""
@@ -161,23 +176,28 @@ class _Job:
 
 
 def _fill(out: Output, job: _Job, condition: Condition, name: str) -> None:
-    """Add the scans that are not there yet, one after the other."""
+    """Add the scans that are not there yet: all at once on a GPU, which takes as long as one; a few at a time on a CPU."""
     method, there = job.method(name), read_entries(job.folder, condition.name, name)
     needed = job.references is not None and method is not None
-    missing = {scan: path for scan, path in job.paths.items() if not is_complete(there.get(scan), needed)}
+    missing = [scan for scan in job.paths if not is_complete(there.get(scan), needed)]
+    together = _ON_CPU if job.device.type == "cpu" else len(job.paths)
     with out.progress(f"{condition.name} {name}", len(missing)) as step:
-        for scan, path in missing.items():
-            results = _results(name, method, read_measured(scan, path), condition, job.references)
-            write_entry(job.folder, condition.name, name, scan, {"results": results, "provenance": provenance(job.seed, job.device)})
-            step(1, f"{scan}: {max((result['mcc_inside'] or 0.0) for result in results.values()):.3f}")
+        for first in range(0, len(missing), together):
+            scans = [job.scan(scan, name.endswith(LINEAR)) for scan in missing[first : first + together]]
+            results = _results(name, method, scans, condition, job.references)
+            origin = provenance(job.seed, job.device)
+            write_entries(
+                job.folder, condition.name, name, {scan: {"results": found, "provenance": origin} for scan, found in results.items()}
+            )
+            step(len(scans), f"{scans[-1].name}: {max((score['mcc_inside'] or 0.0) for score in results[scans[-1].name].values()):.3f}")
 
 
 def _results(
-    name: str, method: MeasuredMethod | None, scan: MeasuredScan, condition: Condition, references: References | None
-) -> dict[str, dict[str, float | None]]:
+    name: str, method: MeasuredMethod | None, scans: Sequence[MeasuredScan], condition: Condition, references: References | None
+) -> dict[str, dict[str, dict[str, float | None]]]:
     if method is None:
-        return {"disc": disc_scores(scan).to_dict()}
-    return evaluate_scan(name, method, scan, condition, references)
+        return {scan.name: {"disc": disc_scores(scan).to_dict()} for scan in scans}
+    return evaluate_scans(name, method, scans, condition, references)
 
 
 def _describe_mismatch(out: Output, folder: Path, paths: dict[str, Path], device: torch.device, page: Path | None) -> None:

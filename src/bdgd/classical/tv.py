@@ -31,7 +31,7 @@ RELAXATION = 1.8
 #: Iterations between two evaluations of the gap, which costs about one.
 CHECK_EVERY = 20
 #: The primal step of the first iterations, and the factor of all later ones, see `_Problem.balanced_step`.
-FIRST_STEP, BALANCE = 10.0, 0.1
+FIRST_STEP, BALANCE = 10.0, 0.2
 #: The gap is taken over images up to this multiple of the largest value of x.
 BOX = 1.5
 
@@ -156,6 +156,15 @@ class _Iterate(NamedTuple):
         return _Iterate(*(_select(part, keep) for part in self))
 
 
+class _Steps(NamedTuple):
+    """Of one iteration, each (B, 1, 1, 1): sigma_A is that of the data, after which p shrinks, and sigma_D that of the differences."""
+
+    tau: Tensor
+    of_data: Tensor
+    shrink: Tensor
+    of_differences: Tensor
+
+
 @dataclass(frozen=True, eq=False)
 class _Problem:
     """One objective per image of the batch; `tau`, sums and bounds are (B, 1, 1, 1)."""
@@ -196,13 +205,17 @@ class _Problem:
             x.copy_(image)
         return _Iterate(x, (self.A(x) - self.y) / self.norm**2, _gradient(torch.zeros_like(x)))
 
-    def step(self, z: _Iterate, tau: Tensor) -> _Iterate:
-        """One iteration with the primal step tau and dual steps as large as tau |sigma_A A'A + sigma_D D'D| <= 1 allows."""
+    def steps(self, tau: Tensor) -> _Steps:
+        """The primal step tau with dual steps as large as tau |sigma_A A'A + sigma_D D'D| <= 1 allows."""
         sigma = 1 / (tau * self.coupling)
-        x = self._nonnegative(z.x - tau * (self.A.T(z.p) + _gradient_transposed(z.q)))
-        x_bar = 2 * x - z.x
-        p = (z.p + sigma / self.norm**2 * (self.A(x_bar) - self.y)) / (1 + sigma)
-        q = self._at_most_weight(z.q + sigma / GRADIENT_NORM2 * _gradient(x_bar))
+        return _Steps(tau, sigma / self.norm**2, 1 / (1 + sigma), sigma / GRADIENT_NORM2)
+
+    def step(self, z: _Iterate, by: _Steps) -> _Iterate:
+        """One iteration, in few operations: on a GPU small images wait for each of them to be launched."""
+        x = self._nonnegative(torch.addcmul(z.x, by.tau, self.A.T(z.p) + _gradient_transposed(z.q), value=-1))
+        x_bar = torch.lerp(z.x, x, 2.0)  # 2 x - z.x
+        p = torch.addcmul(z.p, by.of_data, self.A(x_bar) - self.y).mul_(by.shrink)
+        q = self._at_most_weight(torch.addcmul(z.q, by.of_differences, _gradient(x_bar)))
         return _Iterate(x, p, q)
 
     def _nonnegative(self, x: Tensor) -> Tensor:
@@ -226,12 +239,13 @@ class _Problem:
         return _sum(residual.square()) / 2 + self.weight * _sum(lengths), gap
 
     def balanced_step(self, z: _Iterate) -> Tensor:
-        """tau = 0.1 |x| / sqrt(|A| |p| * sqrt(8) |q|): the primal step for which x, p and q arrive together.
+        """tau = 0.2 |x| / sqrt(|A| |p| * sqrt(8) |q|): the primal step for which x, p and q arrive together.
 
         After N iterations the gap is at most (|x - x_0|^2 / tau + |z - z_0|^2 / sigma) / (2 N) for a dual z with step sigma = 1 / tau
         (Theorem 1), which is least at tau = |x - x_0| / |z - z_0|. The two duals, each in the unit of its step, ask for different
         ones: p, of the size of the noise, for a smaller step than q, of the size of the weight. Their geometric mean serves both;
-        the factor, because most of x is found in the first iterations, is near the best for sparse, limited and fan-beam views.
+        the factor, because most of x is found in the first iterations: 0.1 takes twice as long on measured arcs and is a fifth quicker
+        for views all around.
         """
         p, q = self.norm * _sum(z.p.square()).sqrt(), GRADIENT_NORM2**0.5 * _sum(z.q.square()).sqrt()
         tau = BALANCE * _sum(z.x.square()).sqrt() / (p * q).sqrt()
@@ -272,9 +286,9 @@ def _minimise(problem: _Problem, z: _Iterate, tolerance: float, most_iterations:
 
 def _iterate(problem: _Problem, z: _Iterate, tau: Tensor, count: int) -> tuple[_Iterate, _Iterate]:
     """z after `count` over-relaxed iterations, and the mean of the points they computed."""
-    mean = _Iterate(*(torch.zeros_like(part) for part in z))
+    mean, steps = _Iterate(*(torch.zeros_like(part) for part in z)), problem.steps(tau)
     for _ in range(count):
-        new = problem.step(z, tau)
+        new = problem.step(z, steps)
         z = _Iterate(*(torch.lerp(old, part, RELAXATION) for old, part in zip(z, new, strict=True)))
         for total, part in zip(mean, new, strict=True):
             total.add_(part, alpha=1 / count)

@@ -8,8 +8,10 @@ a compact `NAME.npz` (`sino`, `geo`, `seg512`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +22,7 @@ from bdgd.checks import InputError
 from bdgd.data import Scans, match, read_scans
 from bdgd.data.formats.contents import named_errors
 from bdgd.data.formats.matlab import read_matrix
+from bdgd.evaluation.segmentation import filled_disc, inside_of
 from bdgd.operators import FanBeam
 
 TRAINING = ("solid_disc", "ta", "tb", "tc", "td")
@@ -60,6 +63,11 @@ class MeasuredScan:
         """What was made alike: the training scans, or the two discs of a level. Nothing is chosen on a scan of one's own group."""
         return self.name[:2] if self.name in ARCS else "training"
 
+    @cached_property
+    def inside(self) -> Tensor:
+        """(512, 512) true inside the disc, where only holes tell one image from another."""
+        return inside_of(filled_disc(self.segmentation))
+
     def seen(self, views: Sequence[int]) -> Scans:
         """Only those views of the scan."""
         geometry = self.scans.geometry
@@ -78,17 +86,40 @@ class Condition:
     degrees: int | None = None
     own: tuple[str, ...] = ()  # the scans for which the challenge asks just this
 
+    def start(self, scan: str) -> int:
+        """The number of the view where the scan's arc starts; 0 where views are taken all around."""
+        return 0 if self.degrees is None else ARCS.get(scan, (0, 0))[0]
+
+    def rotation(self, scan: str) -> float:
+        """By how many radians, counter-clockwise with y upward, an image of views `counted_from_start` must be turned to lie as it did."""
+        return math.radians(self.start(scan))
+
     def used(self, scan: str) -> list[int]:
         """The numbers of the views: every n-th from 0, or from the start of the scan's arc to its end, both included."""
-        if self.views is not None:
-            return list(range(0, _VIEWS, _VIEWS // self.views))
-        assert self.degrees is not None
-        start = ARCS.get(scan, (0, 0))[0]
-        return [(start + k) % _VIEWS for k in range(self.degrees + 1)]
+        return [(self.start(scan) + k) % _VIEWS for k in self._from_start()]
 
     def left_out(self, scan: str) -> list[int]:
-        """The views from which the reference is made and which are to be predicted: all odd ones that are not used."""
-        return sorted(set(range(1, _VIEWS, 2)) - set(self.used(scan)))
+        """The views from which the reference is made and which are to be predicted: the 1st, 3rd, ... after the start that are not used."""
+        return [(self.start(scan) + k) % _VIEWS for k in sorted(set(range(1, _VIEWS, 2)) - set(self._from_start()))]
+
+    def _from_start(self) -> range:
+        if self.views is not None:
+            return range(0, _VIEWS, _VIEWS // self.views)
+        assert self.degrees is not None
+        return range(self.degrees + 1)
+
+    def counted_from_start(self, scans: Sequence[MeasuredScan], views: Callable[[str], Sequence[int]]) -> Scans:
+        """Those views of all scans as one batch, in the geometry that they have when each arc starts at 0 degrees.
+
+        A scan whose arc starts elsewhere is the same scanner with the object turned, by minus its `rotation`.
+        """
+        parts = [scan.seen(views(scan.name)) for scan in scans]
+        first, name = scans[0].scans.geometry, scans[0].name
+        assert first is not None
+        if any(scan.scans.geometry != first or scan.scans.correction != scans[0].scans.correction for scan in scans):
+            raise InputError("scans can be taken together only from one scanner and with one correction; take them one by one")
+        numbers = [(view - self.start(name)) % _VIEWS for view in views(name)]
+        return replace(parts[0], sinograms=torch.cat([part.sinograms for part in parts]), geometry=first[numbers])
 
 
 CONDITIONS = {

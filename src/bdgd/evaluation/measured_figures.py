@@ -11,9 +11,10 @@ from torch import Tensor
 
 from bdgd.evaluation.challenge import Condition, MeasuredScan
 from bdgd.evaluation.figures import Panel, Scale, panels
-from bdgd.evaluation.measured import Found, MeasuredMethod, acrylic_value
+from bdgd.evaluation.measured import Found, acrylic_value
+from bdgd.evaluation.measured_methods import MeasuredMethod
 from bdgd.evaluation.measured_tables import MISSING, chosen_setting, read_entries
-from bdgd.evaluation.segmentation import filled_disc, inside_of, matthews, rotated, segmented
+from bdgd.evaluation.segmentation import matthews, rotated, segmented
 from bdgd.models import pretrained
 
 if TYPE_CHECKING:
@@ -55,8 +56,8 @@ def _found(folder: Path, name: str, method: MeasuredMethod | None, scan: Measure
     entries = read_entries(folder, condition.name, name)
     wanted = chosen_setting(entries, scan.name, "mcc_inside") if scan.name in entries else None
     first = None
-    for setting, found in method(scan, condition):
-        first = found if first is None else first
+    for setting, found in method([scan], condition):
+        first = first or found
         if setting == wanted or wanted is None:
             return found
     assert first is not None
@@ -67,19 +68,21 @@ def _model_panels(found: Found | None, scan: MeasuredScan, attenuation: Scale) -
     if found is None or found.posterior is None:
         blank = torch.zeros(scan.segmentation.shape)
         return [Panel(blank, f"BDGD: {MISSING}", attenuation)] * 2
-    std = rotated(found.posterior.std, found.rotation)[0, 0]
-    scale = Scale("standard deviation (1/mm)", 0.0, 0.3 * acrylic_value(found.image, scan.segmentation), "magma")
+    std = rotated(found.posterior.std, found.rotations[0])[0, 0]
+    scale = Scale(
+        "standard deviation (1/mm)", 0.0, 0.3 * acrylic_value(rotated(found.images, found.rotations[0]), scan.segmentation), "magma"
+    )
     return [Panel(_seen(found), "BDGD mean", attenuation), Panel(std, "BDGD std", scale)]
 
 
 def _seen(found: Found) -> Tensor:
-    return rotated(found.image, found.rotation)[0, 0]
+    return rotated(found.images, found.rotations[0])[0, 0]
 
 
 def _errors(found: Found | None, scan: MeasuredScan, name: str) -> Panel:
     if found is None:
         return Panel(torch.zeros(scan.segmentation.shape), f"{name}: {MISSING}", _ERRORS)
-    estimate = segmented(found.image, found.rotation)
-    inside = matthews(estimate, scan.segmentation, inside_of(filled_disc(scan.segmentation)))
+    estimate = segmented(found.images, found.rotations[0])
+    inside = matthews(estimate, scan.segmentation, scan.inside)
     title = f"{name}: MCC inside {inside:.2f}" if inside is not None else name
     return Panel(estimate.float() - scan.segmentation.float(), title, _ERRORS)

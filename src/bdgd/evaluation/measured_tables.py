@@ -38,9 +38,9 @@ def read_entries(folder: Path, condition: str, method: str) -> dict[str, dict[st
         raise InputError(f"{path} cannot be read as scores of measured scans ({error}); delete it to make it again") from None
 
 
-def write_entry(folder: Path, condition: str, method: str, scan: str, entry: dict[str, Any]) -> None:
-    """Add or replace one scan; an interrupted evaluation goes on after the last."""
-    scans = {**read_entries(folder, condition, method), scan: entry}
+def write_entries(folder: Path, condition: str, method: str, entries: Mapping[str, dict[str, Any]]) -> None:
+    """Add or replace some scans; an interrupted evaluation goes on after the last."""
+    scans = {**read_entries(folder, condition, method), **entries}
     path = _file(folder, condition, method)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, {"condition": condition, "method": label(method), "scans": dict(sorted(scans.items()))})

@@ -26,7 +26,7 @@ def rotated(images: Tensor, radians: float, size: int | None = None) -> Tensor:
     size = side if size is None else require_count(size, "size")
     if radians == 0.0 and size == side:
         return images
-    middle = (torch.arange(size, dtype=torch.float64) + 0.5) * (2 / size) - 1  # pixel centres, the image being [-1, 1]^2
+    middle = (torch.arange(size, dtype=torch.float64, device=images.device) + 0.5) * (2 / size) - 1  # pixel centres in [-1, 1]
     x, y = torch.meshgrid(middle, middle, indexing="ij")  # the first index is x
     cos, sin = math.cos(radians), math.sin(radians)
     # The value at a point of the turned image is that of the point turned back. grid_sample wants (last index, first index).
@@ -58,11 +58,13 @@ def matthews(estimate: Tensor, truth: Tensor, mask: Tensor | None = None) -> flo
     """
     if estimate.shape != truth.shape or (mask is not None and mask.shape != truth.shape):
         raise InputError(f"segmentations must be of one shape, got {tuple(estimate.shape)} and {tuple(truth.shape)}")
-    found, true = (part.bool() if mask is None else part.bool()[mask] for part in (estimate, truth))
-    positive, negative = int(true.sum()), int((~true).sum())
+    found, true, other = estimate.bool(), truth.bool(), ~truth.bool()
+    if mask is not None:
+        true, other = true & mask, other & mask
+    positive, negative = int(true.count_nonzero()), int(other.count_nonzero())
     if positive == 0 or negative == 0:
         return None
-    hit, false = int((found & true).sum()), int((found & ~true).sum())
+    hit, false = int((found & true).count_nonzero()), int((found & other).count_nonzero())
     missed, rejected = positive - hit, negative - false
     below = math.sqrt((hit + false) * positive * negative * (rejected + missed))
     return (hit * rejected - false * missed) / below if below else 0.0
