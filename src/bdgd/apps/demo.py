@@ -31,6 +31,7 @@ from bdgd.storage import replacing, write_json
 
 MODEL = "sparse30-mfvi"
 NOISE = GaussianNoise(0.01)
+LEVEL = 0.9  # of the intervals in the figure
 PHANTOMS = ("Shepp-Logan", "ellipses")
 TV: dict[str, Any] = {"weight": 1e-4, "isotropic": False}  # what `bdgd evaluate tv` chooses on validation ellipses
 ELLIPSE_IMAGE = 3  # of the test set
@@ -79,7 +80,7 @@ def demo(
     command = f"bdgd demo --draws {draws} --seed {seed} -o {shlex.quote(str(output))}"
     _report(output, model, y[:1], truth[:1], posteriors[0], {**origin, "model_provenance": model.provenance}, command)
     rows = _score(truth, estimates)
-    _write(output, truth, estimates, torch.cat([p.epistemic.sqrt().cpu() for p in posteriors]), rows, origin)
+    _write(output, truth, estimates, posteriors, rows, origin)
     out.table(
         ("phantom", "method", "PSNR / dB", "SSIM"),
         [(row["phantom"], row["method"], f"{row['psnr']:.2f}", f"{row['ssim']:.4f}") for row in rows],
@@ -127,22 +128,36 @@ def _score(truth: Tensor, estimates: dict[str, Tensor]) -> list[dict[str, Any]]:
 
 
 def _write(
-    folder: Path, truth: Tensor, estimates: dict[str, Tensor], spread: Tensor, rows: list[dict[str, Any]], origin: dict[str, Any]
+    folder: Path,
+    truth: Tensor,
+    estimates: dict[str, Tensor],
+    posteriors: list[Posterior],
+    rows: list[dict[str, Any]],
+    origin: dict[str, Any],
 ) -> None:
-    """The figure (truth, reconstructions, and bdgd's uncertainty beside its actual error) and the numbers."""
+    """The figure and the numbers. For each phantom a line of images, and one of bdgd's error beside what bdgd says about it."""
     title = {(row["phantom"], row["method"]): f"{row['method']}, {row['psnr']:.1f} dB" for row in rows}
     error = (estimates["bdgd"] - truth).abs()
-    uncertain = Scale("epistemic standard deviation", 0.0, float(torch.quantile(spread, 0.998)), "magma")
-    wrong = Scale("absolute error", 0.0, float(torch.quantile(error, 0.998)), "magma")
-    shown = [
-        [
-            Panel(truth[i, 0], "truth"),
-            *(Panel(estimate[i, 0], title[phantom, name]) for name, estimate in estimates.items()),
-            Panel(spread[i, 0], "epistemic std", uncertain),
-            Panel(error[i, 0], "error", wrong),
-        ]
-        for i, phantom in enumerate(PHANTOMS)
-    ]
-    save_figure(panels(shown, PHANTOMS), folder / "demo.png")
-    described = {"views": 30, "noise": NOISE.to_dict(), "tv": TV}
+    inside = [_covered(posterior, t) for posterior, t in zip(posteriors, truth, strict=True)]
+    wrong = Scale("error, standard deviation and half of the interval", 0.0, float(torch.quantile(error, 0.998)), "magma")
+    epistemic = torch.cat([posterior.epistemic.sqrt().cpu() for posterior in posteriors])
+    between_draws = Scale("epistemic standard deviation", 0.0, float(torch.quantile(epistemic, 0.998)), "magma")
+    shown: list[list[Panel | None]] = []
+    for i, (phantom, posterior) in enumerate(zip(PHANTOMS, posteriors, strict=True)):
+        lower, upper = posterior.interval(LEVEL)
+        shown.append([Panel(truth[i, 0], "truth"), *(Panel(image[i, 0], title[phantom, name]) for name, image in estimates.items())])
+        shown.append([
+            Panel(error[i, 0], "error of bdgd", wrong),
+            Panel(posterior.std[0, 0].cpu(), "standard deviation", wrong),
+            Panel(((upper - lower) / 2)[0, 0].cpu(), f"{LEVEL:.0%} interval: {inside[i]:.0%} of the object inside", wrong),
+            Panel(epistemic[i, 0], "of which between draws", between_draws),
+        ])  # fmt: skip
+    save_figure(panels(shown, [name for phantom in PHANTOMS for name in (phantom, "how far to trust it")]), folder / "demo.png")
+    described = {"views": 30, "noise": NOISE.to_dict(), "tv": TV, "level": LEVEL, "covered": dict(zip(PHANTOMS, inside, strict=True))}
     write_json(folder / "demo.json", {**described, "provenance": origin, "results": rows})
+
+
+def _covered(posterior: Posterior, truth: Tensor) -> float:
+    """The part of the object's pixels of truth (1, H, W) that lies in the interval."""
+    lower, upper = (end[0].cpu() for end in posterior.interval(LEVEL))
+    return float(((lower <= truth) & (truth <= upper))[truth > 1e-6].float().mean())
