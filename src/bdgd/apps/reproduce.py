@@ -10,6 +10,7 @@ import typer
 
 from bdgd.apps.cells import Job, make_table
 from bdgd.apps.console import Output
+from bdgd.apps.devices import make_devices
 from bdgd.apps.epistemic import make_epistemic
 from bdgd.apps.errorbars import make_errorbars
 from bdgd.apps.honesty import make_honesty
@@ -30,6 +31,7 @@ class What(StrEnum):
     worst = "worst"
     claims = "claims"
     errorbars = "errorbars"
+    devices = "devices"
     epistemic = "epistemic"
     honesty = "honesty"
     all = "all"
@@ -39,7 +41,7 @@ _TABLES = {What.table1: "sparse30", What.table2: "limited120"}
 _FIGURES = (What.fig2, What.fig3, What.fig4, What.fig5, What.fig6, What.worst)
 _WHAT = (
     "A table (sparse view, limited view), a figure, the worst test image, the claims or the error bars as numbers, or all of it."
-    " epistemic trains ten models, honesty five more."
+    " devices compares CPU and GPU; epistemic trains ten models, honesty five more."
 )
 
 Wanted = Annotated[What, typer.Argument(help=_WHAT)]
@@ -72,6 +74,7 @@ def reproduce(
     What is there already is kept, so an interrupted run goes on where it was; delete a file to make it again. A model that is
     not shipped is left out, with what it would cost to train.
 
+    devices, no part of all: the tables of the shipped models in float32 on this device, beside those of the devices it was run on before.
     epistemic, no part of all: kinds of epistemic uncertainty compared in one table, each trained by the same short schedule into RUNS.
     honesty, no part of all: what the authors' released code does otherwise than the paper's formulas, and what that changes, by the
     same schedule; it uses the trainings of epistemic.
@@ -93,6 +96,8 @@ def reproduce(
         make_claims(job, page)
     if what in (What.errorbars, What.all):
         make_errorbars(job, page)
+    if what == What.devices:  # not in all, since it is the same table again
+        make_devices(job, page)
     if what == What.epistemic:  # not in all, which is made from shipped weights
         make_epistemic(job, page, images)
     if what == What.honesty:

@@ -1,0 +1,98 @@
+"""`bdgd reproduce devices`: the same weights, scans and draws in float32 on every device that it was run on, image by image."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from bdgd.apps.cells import Job
+from bdgd.apps.options import make_folder
+from bdgd.apps.provenance import measured_on, provenance
+from bdgd.data import named_generator
+from bdgd.evaluation import SETTINGS, table_scans
+from bdgd.evaluation.tables import has_place, insert
+from bdgd.inference import reconstruct
+from bdgd.metrics import psnr
+from bdgd.models import Reconstructor, load, pretrained
+from bdgd.storage import replacing, write_json
+
+#: Devices agree where the means over the test set differ by at most this many dB.
+TOLERANCE = 0.02
+#: Images that are reconstructed together; no image's result depends on it.
+BATCH = {"cuda": 101, "cpu": 1}
+
+Results = dict[str, Any]
+
+
+def make_devices(job: Job, page: Path | None = None) -> None:
+    """Score every shipped model of the tables on this device, and compare it with the devices that were there before."""
+    origin = provenance(0, job.device)
+    path = make_folder(job.folder / "devices") / f"{re.sub(r'[^a-z0-9]+', '-', str(origin['hardware']).lower()).strip('-')}.json"
+    results: Results = json.loads(path.read_text()) if path.is_file() else {"hardware": origin["hardware"], "models": {}}
+    for name in pretrained():
+        model = load(name, device=job.device)
+        identity = {"weights": model.fingerprint(), "effort": asdict(job.effort)}
+        there = results["models"].get(name, {})
+        if getattr(model.A, "geometry", None) not in SETTINGS.values() or all(there.get(key) == value for key, value in identity.items()):
+            continue
+        start = time.perf_counter()
+        found = _psnrs(job, name, model)
+        made = {**origin, "seconds": round(time.perf_counter() - start, 1)}
+        results["models"][name] = {**identity, "psnr": found, "provenance": made}
+        write_json(path, results)
+    text = compared([json.loads(each.read_text()) for each in sorted(path.parent.glob("*.json"))], job.effort.note())
+    with replacing(job.folder / "devices.md") as temporary:
+        temporary.write_text(text + "\n")
+    if page is not None and has_place(page, "devices"):
+        insert(page, "devices", text)
+    job.out.say(text)
+
+
+def _psnrs(job: Job, name: str, model: Reconstructor) -> list[float]:
+    """PSNR of the mean of the draws for every scan of the tables, Shepp-Logan last; the draws come from a generator on the CPU."""
+    scans = table_scans(model.A, job.effort.ellipses + 1, 0)  # type: ignore[arg-type]
+    assert scans.images is not None
+    found: list[float] = []
+    with job.out.progress(f"devices: {name}", len(scans)) as step:
+        batch = BATCH.get(job.device.type, 1)
+        for y, truth in zip(scans.sinograms.split(batch), scans.images.split(batch), strict=True):
+            mean = reconstruct(model, y, job.effort.draws, generator=named_generator("draws", 0), precision="float32").mean
+            found += psnr(mean, truth).tolist()
+            step(len(y), f"{found[-1]:.2f} dB")
+    return found
+
+
+def compared(devices: list[Results], note: str = "") -> str:
+    """A table with a row per model: PSNR on ellipses / Shepp-Logan by device, and by how much they differ at most."""
+    names = sorted({name for device in devices for name in device["models"]})
+    head = ["", *(device["hardware"] for device in devices), "means differ by", "images differ by at most", "verdict"]
+    lines = [f"**{note}**", ""] if note else []
+    lines += [f"| {' | '.join(head)} |", "|---|" + "---:|" * (len(head) - 2) + "---|"]
+    for name in names:
+        cells = [device["models"].get(name) for device in devices]
+        lines.append(f"| {' | '.join([name, *map(_means, cells), *_differences([cell for cell in cells if cell]), ''])}".rstrip())
+    origins = [measured_on(cell["provenance"]) for device in devices for cell in device["models"].values()]
+    lines += ["", "*PSNR in dB on the test ellipses / on Shepp-Logan, float32, the same scans and draws. " + " ".join(origins) + "*"]
+    return "\n".join(lines)
+
+
+def _means(cell: Results | None) -> str:
+    if cell is None:
+        return "not run"
+    *ellipses, head = cell["psnr"]
+    return f"{sum(ellipses) / len(ellipses):.3f} / {head:.3f}"
+
+
+def _differences(cells: list[Results]) -> list[str]:
+    """By how much two devices' means and single images differ at most, and whether they agree; for the same weights only."""
+    if len(cells) < 2 or len({(cell["weights"], len(cell["psnr"])) for cell in cells}) > 1:
+        return ["", "", "one device only" if len(cells) < 2 else "other weights or images"]
+    columns = list(zip(*(cell["psnr"] for cell in cells), strict=True))  # an image's PSNR on each device
+    *ellipses, head = columns
+    means = [sum(values) / len(ellipses) for values in zip(*ellipses, strict=True)]
+    apart = max(max(means) - min(means), max(head) - min(head))
+    return [f"{apart:.4f}", f"{max(max(column) - min(column) for column in columns):.4f}", "agree" if apart <= TOLERANCE else "differ"]
