@@ -25,7 +25,7 @@ from bdgd.apps.training import epochs_of, require_same_preset, train_preset
 from bdgd.checks import InputError
 from bdgd.training.turns import Stopped, turn, until
 
-#: Trainings at once on a GPU: at batch 16 a third one still adds images per second.
+#: Trainings at once on a GPU; `bdgd bench --only training` measures what that is worth.
 AT_ONCE_ON_GPU = 3
 #: PyTorch has 32 streams per priority and hands them out in a circle; two workers must not share one.
 MOST_AT_ONCE = 16

@@ -69,7 +69,7 @@ def _projector(rows: list[Row]) -> list[Table]:
 
 
 def _training(part: dict[str, Any]) -> Table:
-    plain = {row["batch"]: row["rate"] for row in part["rows"] if row["by"] != "bdgd"}
+    plain = {row["batch"]: row["rate"] for row in part["rows"] if row["by"] == "plain eager loop"}
     rows = [
         (row["by"], str(row["batch"]), _number(row["rate"]), f"{row['rate'] / plain[row['batch']]:.1f}", _size(row["memory"]))
         for row in part["rows"]

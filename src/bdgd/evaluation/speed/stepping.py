@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import torch
@@ -41,6 +42,9 @@ def training_rows(device: torch.device, data: Data, batches: Sequence[int]) -> I
     for batch in batches:
         for by, make in (("plain eager loop", plain), ("bdgd", ours)):
             yield {"batch": batch, "by": by} | _epoch(partial(make, batch), device, len(data[0]))
+    for count in (2, 3) if device.type == "cuda" else ():  # a CPU is full already
+        job = partial(_at_once, data, min(batches), count, device)
+        yield {"batch": min(batches), "by": f"bdgd, {count} trainings at once"} | _epoch(job, device, count * len(data[0]))
 
 
 def loss_curves(data: Data, batch: int, steps: int = 50) -> Row:
@@ -93,6 +97,23 @@ def fresh_block(device: torch.device) -> GradientBlock:
 def _trainer(data: Data, batch: int, epochs: int) -> Trainer:
     objective = BlockObjective(fresh_block(data[0].device), *data, 1.0, [])
     return Trainer(objective, Schedule(epochs=epochs, batch=batch), seed=SEED)
+
+
+def _at_once(data: Data, batch: int, count: int, device: torch.device) -> Job:
+    """An epoch of several trainings, each in a thread with a stream of its own."""
+    trainers = [_trainer(data, batch, epochs=1) for _ in range(count)]
+    streams = [torch.cuda.Stream(device, priority=-1) for _ in range(count)]
+    pool = ThreadPoolExecutor(count)
+
+    def train(trainer: Trainer, stream: torch.cuda.Stream) -> None:
+        with torch.cuda.stream(stream):
+            trainer.fit("bench")
+
+    def job() -> None:
+        for _ in pool.map(train, trainers, streams):
+            pass
+
+    return job
 
 
 def _epoch(make: Callable[[], Job], device: torch.device, images: int) -> Row:
