@@ -222,6 +222,11 @@ def test_one_command_trains_measures_keeps_and_fills_the_page(tiny: Path) -> Non
         "training_seconds": 0,
     }
 
+    # Elsewhere, without the trainings: what was measured is kept, and only what the missing row needs is trained.
+    (tiny / "results/epistemic/pixels.json").unlink()
+    assert bdgd("epistemic", "--runs", "elsewhere").exit_code == 0
+    assert [path.name for path in (tiny / "elsewhere").iterdir()] == ["epistemic-mean-field-kl100-seed0"]
+
     other = bdgd("epistemic", "--runs", "trained", "--images", 5)
     assert other.exit_code != 0 and "another recipe" in " ".join(other.output.split())
 

@@ -9,7 +9,7 @@ from typing import Any
 from bdgd.apps.cells import Job
 from bdgd.apps.options import make_folder
 from bdgd.apps.presets import Preset
-from bdgd.apps.short_trainings import identity_of, kept, origin, preset_of, tell_cost, trained, write_results
+from bdgd.apps.short_trainings import identity_of, kept, model_file, origin, preset_of, tell_cost, trained, write_results
 from bdgd.apps.training import make_scans
 from bdgd.data import named_generator
 from bdgd.evaluation.epistemic import ROWS, Row, Training, measure, posterior_function
@@ -27,15 +27,17 @@ def make_epistemic(job: Job, page: Path | None = None, images: int | None = None
     images: training images instead of the preset's.
     """
     presets = {training: preset_of(training, images) for row in ROWS for training in row.trainings}
-    tell_cost(job, "epistemic", presets.values())
+    results = {row.key: found for row in ROWS if (found := _measured_before(job, row, presets)) is not None}
+    missing = [row for row in ROWS if row.key not in results]
+    tell_cost(job, "epistemic", [presets[training] for training in dict.fromkeys(t for row in missing for t in row.trainings)])
     models: dict[Training, DeepGradientDescent] = {}
-    results: dict[str, dict[str, Any]] = {}
-    for row in ROWS:
+    for row in missing:
         for training in row.trainings:
             if training not in models:
                 models[training] = trained(job, presets[training], data=next(iter(presets.values())))
         results[row.key] = _measured(job, row, models, presets)
-        text = _write(job, results)  # so that what is there can be read however the run ends
+        _write(job, results)  # so that what is there can be read however the run ends
+    text = _write(job, results)
     if page is not None:
         insert(page, "epistemic", text)
     job.out.say(text)
@@ -48,9 +50,22 @@ def _write(job: Job, results: dict[str, dict[str, Any]]) -> str:
     return text
 
 
+def _path(job: Job, row: Row) -> Path:
+    return make_folder(job.folder / "epistemic") / f"{row.key}.json"
+
+
+def _measured_before(job: Job, row: Row, presets: dict[Training, Preset]) -> dict[str, Any] | None:
+    """The row's file where its models are no longer there to be compared with: nobody trains ten models to measure an eleventh."""
+    if any(model_file(job, presets[training]).is_file() for training in row.trainings):
+        return None
+    identity = identity_of(job, row, [], presets[row.trainings[0]])
+    del identity["weights"]
+    return kept(_path(job, row), identity)
+
+
 def _measured(job: Job, row: Row, models: dict[Training, DeepGradientDescent], presets: dict[Training, Preset]) -> dict[str, Any]:
     """The row's file, made again where its models, its recipe or the effort are not what it was made with."""
-    path = make_folder(job.folder / "epistemic") / f"{row.key}.json"
+    path = _path(job, row)
     members = [models[training] for training in row.trainings]
     identity = identity_of(job, row, members, presets[row.trainings[0]])
     if (found := kept(path, identity)) is not None:
