@@ -282,6 +282,18 @@ def test_the_image_of_a_turned_arc_is_turned_back(generator: torch.Generator, mo
         assert float((found.images - expected).abs().max()) > 0.5 * ACRYLIC
 
 
+def test_a_reference_is_turned_to_lie_as_the_image(generator: torch.Generator) -> None:
+    """The reference of an arc that starts at 40 degrees, and the same image however it lies: only what is interpolated differs."""
+    scan, condition, image = arc_scan("03b", generator), CONDITIONS["arc60"], disc_image(64, ACRYLIC)
+    truth = rotated(image, -condition.rotation("03b"))
+    for rotation in (0.0, condition.rotation("03b"), condition.rotation("03b") - condition.upright):
+        found = Found(rotated(image, -rotation), (rotation,))
+        (right,) = score_measured(found, [scan], condition, truth, 0.0)
+        (wrong,) = score_measured(replace(found, rotations=(rotation + 0.5,)), [scan], condition, truth, 0.0)
+        assert right.psnr is not None and right.psnr > 20 and right.mcc_inside is not None and right.mcc_inside > 0.9
+        assert wrong.psnr is not None and wrong.psnr < 15
+
+
 @pytest.mark.usefixtures("quick")
 def test_only_missing_references_are_made(tmp_path: Path, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[str]] = []
