@@ -263,8 +263,9 @@ def test_scans_together_score_as_each_alone(name: str, tmp_path: Path, generator
 
 
 @pytest.mark.usefixtures("quick")
-def test_the_image_of_a_turned_arc_is_turned_back(generator: torch.Generator) -> None:
-    """02a starts at 90 degrees, by which pixels turn onto pixels: the images are those of the arc where it was measured."""
+def test_the_image_of_a_turned_arc_is_turned_back(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An arc 90 degrees after the upright one: pixels turn onto pixels, and the images are those of the arc where it was measured."""
+    monkeypatch.setitem(ARCS, "02a", (135, 80))
     scan, condition = arc_scan("02a", generator), CONDITIONS["arc90"]
     seen = scan.seen(condition.used("02a"))
     assert seen.geometry is not None
@@ -275,9 +276,22 @@ def test_the_image_of_a_turned_arc_is_turned_back(generator: torch.Generator) ->
     expected = expected.clamp(min=0)
     for (_, found), weight in zip(measured_tv(CPU, [scan], condition), measured_methods.TV_WEIGHTS, strict=True):
         expected = tv(A, seen.sinograms, weight, start=expected, tolerance=1e-3, most_iterations=20)
+        assert found.rotations[0] == pytest.approx(math.pi / 2)
         turned = rotated(found.images, found.rotations[0])
         torch.testing.assert_close(turned, expected, rtol=0, atol=0.05 * ACRYLIC)  # forward differences know left from right
         assert float((found.images - expected).abs().max()) > 0.5 * ACRYLIC
+
+
+def test_a_reference_is_turned_to_lie_as_the_image(generator: torch.Generator) -> None:
+    """The reference of an arc that starts at 40 degrees, and the same image however it lies: only what is interpolated differs."""
+    scan, condition, image = arc_scan("03b", generator), CONDITIONS["arc60"], disc_image(64, ACRYLIC)
+    truth = rotated(image, -condition.rotation("03b"))
+    for rotation in (0.0, condition.rotation("03b"), condition.rotation("03b") - condition.upright):
+        found = Found(rotated(image, -rotation), (rotation,))
+        (right,) = score_measured(found, [scan], condition, truth, 0.0)
+        (wrong,) = score_measured(replace(found, rotations=(rotation + 0.5,)), [scan], condition, truth, 0.0)
+        assert right.psnr is not None and right.psnr > 20 and right.mcc_inside is not None and right.mcc_inside > 0.9
+        assert wrong.psnr is not None and wrong.psnr < 15
 
 
 @pytest.mark.usefixtures("quick")

@@ -5,7 +5,7 @@
   acrylic in it as the data range. It shares the scanner's air offset and beam hardening with the input, but no noise;
 - how often left-out views, as they were measured, lie in the predictive interval.
 
-All scans of a condition are reconstructed as one batch (`measured_methods`), each with its arc turned to start at 0 degrees.
+All scans of a condition are reconstructed as one batch (`measured_methods`), with their arcs turned to start at the same angle.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def score_measured(
         if truths is not None:
             truth, turn = truths[b : b + 1], condition.rotation(scan.name)
             acrylic = acrylic_value(rotated(truth, turn), scan.segmentation)
-            pair = image.to(truth), rotated(truth, turn - rotation), acrylic  # the reference lies as the image does, as a rule already
+            pair = image.to(truth), rotated(truth, turn - rotation), acrylic  # the reference lies as the image does
             own = replace(own, psnr=float(psnr(*pair)), ssim=float(ssim(*pair)))
         scores.append(own)
     if found.posterior is None:

@@ -57,8 +57,9 @@ def measured_fbp(device: torch.device, scans: Sequence[MeasuredScan], condition:
 
 
 def measured_tv(device: torch.device, scans: Sequence[MeasuredScan], condition: Condition) -> Iterator[tuple[str, Found]]:
-    """Total variation for every weight, from the largest down, each from the images before."""
-    seen, rotations = condition.counted_from_start(scans, condition.used), tuple(condition.rotation(scan.name) for scan in scans)
+    """Total variation for every weight, from the largest down, each from the images before, with all arcs `upright`."""
+    seen = condition.counted_from_start(scans, condition.used, at=condition.upright)
+    rotations = tuple(condition.rotation(scan.name) - condition.upright for scan in scans)
     for weight, images in zip(TV_WEIGHTS, _tv_images(seen, TV_WEIGHTS, device), strict=True):
         yield f"{weight:g}", Found(images, rotations)
 

@@ -18,7 +18,8 @@ ERODED = 2
 def rotated(images: Tensor, radians: float, size: int | None = None) -> Tensor:
     """Images (B, 1, N, N) turned about their middle, counter-clockwise with y upward, on `size` x `size` pixels of the same extent.
 
-    Bilinear, with the value at the border beyond it. Turning and enlarging in one step interpolates once. Nothing to do is done exactly.
+    Bilinear. What is turned in from beyond the image is 0, as air is; an image that is only enlarged keeps its border. Turning and
+    enlarging in one step interpolates once. Nothing to do is done exactly.
     """
     if images.ndim != 4 or images.shape[1] != 1 or images.shape[2] != images.shape[3]:
         raise InputError(f"only square images (B, 1, N, N) can be turned, got {tuple(images.shape)}")
@@ -31,8 +32,8 @@ def rotated(images: Tensor, radians: float, size: int | None = None) -> Tensor:
     cos, sin = math.cos(radians), math.sin(radians)
     # The value at a point of the turned image is that of the point turned back. grid_sample wants (last index, first index).
     grid = torch.stack((cos * y - sin * x, cos * x + sin * y), -1).to(images)
-    turned = F.grid_sample(images, grid.expand(len(images), -1, -1, -1), mode="bilinear", padding_mode="border", align_corners=False)
-    return turned
+    beyond = "border" if radians == 0.0 else "zeros"
+    return F.grid_sample(images, grid.expand(len(images), -1, -1, -1), mode="bilinear", padding_mode=beyond, align_corners=False)
 
 
 def otsu(image: Tensor) -> float:
