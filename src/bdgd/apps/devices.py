@@ -33,7 +33,7 @@ def make_devices(job: Job, page: Path | None = None) -> None:
     origin = provenance(0, job.device)
     path = make_folder(job.folder / "devices") / f"{re.sub(r'[^a-z0-9]+', '-', str(origin['hardware']).lower()).strip('-')}.json"
     results: Results = json.loads(path.read_text()) if path.is_file() else {"hardware": origin["hardware"], "models": {}}
-    for name in pretrained():
+    for name in reversed(pretrained()):  # sparse view first, which is quicker
         model = load(name, device=job.device)
         identity = {"weights": model.fingerprint(), "effort": asdict(job.effort)}
         there = results["models"].get(name, {})
