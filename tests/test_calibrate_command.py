@@ -12,8 +12,12 @@ from toys import small_model
 from typer.testing import CliRunner
 
 from bdgd.apps import cli
+from bdgd.apps.calibrate import make_scans
+from bdgd.apps.presets import parse_preset
+from bdgd.apps.training import make_model
 from bdgd.data import GaussianNoise, random_ellipses, simulate, write_scans
 from bdgd.models import load, save
+from bdgd.operators import RayTransform
 
 
 def bdgd(*arguments: object) -> Any:
@@ -79,3 +83,39 @@ def test_scans_of_ones_own(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     model = load(out)
     assert model.calibration is not None and model.calibration.noise == GaussianNoise(0.03).to_dict() and model.calibration.images == 11
+
+
+def test_calibration_scans_are_made_as_the_training_scans_were() -> None:
+    """Phantoms, noise, mismatch and correction of the preset, of other images; a model without a preset gets ellipses with 1 % noise."""
+    text = """
+    [geometry]
+    beam = "fan"
+    image_size = 16
+    angles_degrees = { first = 0.0, step = 30.0, count = 12 }
+    detectors = 40
+    source_to_axis = 40.0
+    source_to_detector = 60.0
+    [data]
+    train = 4
+    validation = 2
+    noise = { kind = "poisson", photons = 1e5 }
+    phantoms = "discs-with-holes"
+    mismatch = { beam = [0.2, 0.3], air_offset = 0.01 }
+    correction = { air = true, hardening = 0.25 }
+    [model]
+    kind = "cascade"
+    blocks = 1
+    value_scale = 0.05
+    [training]
+    epochs = 1
+    """
+    preset = parse_preset(text, "own")
+    model = make_model(preset, RayTransform(preset.geometry))
+    model.provenance = {"preset": "own", "preset_text": text}
+    scans = make_scans(model, "calibration", 6, None, 0)
+    assert len(scans) == 6 and scans.correction == preset.correction and scans.noise == preset.noise
+    assert scans.images is not None and 0.04 < float(scans.images.max()) < 0.06
+    assert not torch.equal(scans.images[:4], make_scans(model, "train", 4, None, 0).images)
+    assert make_scans(model, "calibration", 2, GaussianNoise(0.05), 0).noise == GaussianNoise(0.05)
+    plain = make_scans(small_model(), "calibration", 2, None, 0)
+    assert plain.noise == GaussianNoise(0.01) and plain.correction is None

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from bdgd.apps.console import Output
 from bdgd.apps.options import Device, Seed, choose_device, require_writable
+from bdgd.apps.presets import Preset, parse_preset
 from bdgd.apps.provenance import provenance
+from bdgd.apps.training import make_scans as scans_of
 from bdgd.checks import InputError
 from bdgd.data import GaussianNoise, Noise, Scans, ellipse_images, named_generator, read_scans, simulate
 from bdgd.inference import calibrate as calibrated
@@ -28,8 +31,12 @@ def calibrate(
     model: Annotated[str, typer.Argument(help="A shipped model by name, or a .safetensors file.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="The calibrated model's file.")] = Path("calibrated.safetensors"),
     images: Annotated[int, typer.Option("--images", min=20, help="Calibration images; 1000 hold every level up to 99.5 %.")] = 1000,
-    scans: Annotated[Path | None, typer.Option("--scans", help="Calibrate on these scans with known images, not on ellipses.")] = None,
-    noise: Annotated[float, typer.Option("--noise", help="Noise of the simulated scans, relative to the mean of the sinogram.")] = 0.01,
+    scans: Annotated[
+        Path | None, typer.Option("--scans", help="Calibrate on these scans with known images, not on simulated ones.")
+    ] = None,
+    noise: Annotated[
+        float | None, typer.Option("--noise", help="Of the simulated scans, relative to their mean; that of the training unless given.")
+    ] = None,
     draws: Annotated[int, typer.Option("--draws", min=1, help="Monte-Carlo draws; the calibration holds for this number.")] = 100,
     head: Annotated[int, typer.Option("--head", min=0, help="Fresh images to train a new scale head on first; 0 keeps what is there.")] = 0,
     epochs: Annotated[int, typer.Option("--epochs", min=1, help="Epochs of the scale head.")] = 20,
@@ -39,12 +46,12 @@ def calibrate(
 ) -> None:
     """Calibrate a model, so that a 90 % interval covers 90 %, and write it with its calibration.
 
-    The images are a stream of their own ("calibration"), which training, validation and test never see.
+    The scans are made as those that the model was trained on, from a stream of their own, which training, validation and test never see.
     """
     where = choose_device(device)
     require_writable(output)
     network = load(model, device=where)
-    law = GaussianNoise(noise)
+    law = None if noise is None else GaussianNoise(noise)
     if head:
         _train_head(out, network, law, head, epochs, draws, seed)
     ours = read_scans(scans).corrected(network.correction) if scans is not None else make_scans(network, "calibration", images, law, seed)
@@ -57,18 +64,30 @@ def calibrate(
     _tell(out, calibration, ours, output)
 
 
-def make_scans(model: Reconstructor, which: str, count: int, noise: Noise, seed: int, offset: int = 0) -> Scans:
-    """Ellipse scans of the model's geometry from the named stream, with the seed `seed` + `offset`."""
-    A = model.A
+def make_scans(model: Reconstructor, which: str, count: int, noise: Noise | None, seed: int, offset: int = 0) -> Scans:
+    """Scans like those that the model was trained on, from the named stream with the seed `seed` + `offset`.
+
+    A model that does not tell its preset gets ellipses; noise: instead of the preset's, or of 1 %.
+    """
+    A, seed = model.A, seed + offset
+    preset = _preset(model)
+    if preset is not None and isinstance(A, RayTransform):
+        changed: dict[str, Any] = {"seed": seed, "train": count, "validation": count} | ({} if noise is None else {"noise": noise})
+        return scans_of(replace(preset, **changed), A, which)
     if not isinstance(A, RayTransform) or A.geometry.image_size[0] != A.geometry.image_size[1]:
         raise InputError("ellipses are drawn for square images of a ray transform; calibrate this model on scans of yours with --scans")
-    size = A.geometry.image_size[0]
-    seed = seed + offset
-    images = ellipse_images(which, count, size, seed, device=A.device)
-    return simulate(A, images, noise, generator=named_generator(f"{which} noise", seed))
+    images = ellipse_images(which, count, A.geometry.image_size[0], seed, device=A.device)
+    return simulate(A, images, noise or GaussianNoise(0.01), generator=named_generator(f"{which} noise", seed))
 
 
-def _train_head(out: Output, network: Reconstructor, noise: Noise, count: int, epochs: int, draws: int, seed: int) -> None:
+def _preset(model: Reconstructor) -> Preset | None:
+    """What the model was trained by, where it says so and it is for the model's geometry."""
+    text = model.provenance.get("preset_text")
+    preset = None if text is None else parse_preset(str(text), str(model.provenance.get("preset", "its preset")))
+    return preset if preset is not None and preset.geometry == getattr(model.A, "geometry", None) else None
+
+
+def _train_head(out: Output, network: Reconstructor, noise: Noise | None, count: int, epochs: int, draws: int, seed: int) -> None:
     """Train a scale head on fresh images, and say what it gains on others."""
     if not isinstance(network, DeepGradientDescent):
         raise InputError("--head needs a cascade; this model has no blocks, leave --head out")
