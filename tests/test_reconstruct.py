@@ -28,7 +28,7 @@ from bdgd.apps.outputs import Grid
 from bdgd.apps.residual import estimated_noise, residual
 from bdgd.data import GaussianNoise, PoissonNoise, Scans, Stack, simulate, write_scans
 from bdgd.inference import reconstruct as sample
-from bdgd.models import save
+from bdgd.models import geometry_of, save
 
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 A = small_transform(size=(16, 12), pixel_size=0.5)
@@ -166,6 +166,19 @@ def test_what_cannot_be_is_one_sentence(arguments: list[str], expected: str, sca
     result = bdgd(scan, "-m", model_file, *output, *(argument.format(tmp=tmp_path) for argument in arguments))
     assert result.exit_code == 2 and expected in result.stderr and len(result.stderr.splitlines()) == 1, result.stderr
     assert names(tmp_path) == before, "nothing is left behind"
+
+
+def test_a_scan_that_does_not_fit_is_told_which_shipped_models_do(model_file: Path, tmp_path: Path) -> None:
+    geometry = geometry_of("htc-arc60-mfvi")
+    assert geometry is not None
+    write_scans(tmp_path / "my scan.h5", Scans(torch.ones(1, 1, geometry.views, geometry.detectors), geometry))
+    result = bdgd(tmp_path / "my scan.h5", "-m", model_file, "-o", tmp_path / "out")
+    assert result.exit_code == 2 and len(result.stderr.splitlines()) == 1
+    assert (
+        "; choose a shipped --model that can use it (htc-arc30-mfvi, htc-arc60-mfvi), or train a model for this scan with: "
+        in result.stderr
+    )
+    assert f"bdgd train own-scan --geometry '{tmp_path}/my scan.h5' -o RUN" in result.stderr and not (tmp_path / "out").exists()
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="the superuser may write everywhere")
