@@ -135,6 +135,16 @@ def test_an_arc_that_starts_elsewhere_is_a_turned_image(beam: str, start: float)
     assert abs(found * np.exp(1j * matched.rotation) - right) < 0.5  # pixels
 
 
+def test_of_the_arcs_in_a_longer_one_the_first_is_taken() -> None:
+    """Its angles were written with rounding, which must not decide where an image is cut from the scan."""
+    model = replace(MODEL, angles=np.deg2rad(np.arange(30.0)))
+    for start in (45.0, 12.0, 130.5):
+        angles = np.round(np.deg2rad(np.arange(start, start + 50, 0.5)), 7)
+        matched, notes = match(scan_of(replace(model, angles=angles)), model)
+        assert math.degrees(matched.rotation) == pytest.approx(start, abs=1e-5)
+        assert f"start {start:g} degrees after the model's" in notes[1]
+
+
 def test_another_image_grid_is_the_models() -> None:
     finer = replace(MODEL, image_size=128, pixel_size=0.5)
     truth = rasterise(OBJECT, 128, unit=2 * LENGTH)

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from bdgd.apps.residual import estimated_noise, residual
 from bdgd.data import GaussianNoise, PoissonNoise, Scans, Stack, simulate, write_scans
 from bdgd.inference import reconstruct as sample
 from bdgd.models import geometry_of, save
+from bdgd.operators import RayTransform
 
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 A = small_transform(size=(16, 12), pixel_size=0.5)
@@ -114,6 +116,20 @@ def test_a_stack_is_read_and_written_slice_by_slice(model_file: Path, tmp_path: 
     assert bdgd(tmp_path / "eighth.h5", "-m", model_file, "-o", tmp_path / "alone", "--draws", 3).exit_code == 0
     with h5py.File(tmp_path / "out" / "posterior.h5") as stack, h5py.File(tmp_path / "alone" / "posterior.h5") as alone:
         assert (stack["std"][7] == alone["std"][0]).all(), "a slice's result does not depend on the stack it is in"
+
+
+def test_a_turned_arc_is_said_in_every_place(tmp_path: Path, model_file: Path) -> None:
+    """An image that lies otherwise than its object: in the file as a number, in the report's first lines, and among the notes."""
+    arc = small_transform(size=(16, 12), pixel_size=0.5)
+    quarter = arc.geometry[: arc.geometry.views // 2]
+    save(small_model(A=RayTransform(quarter)), tmp_path / "arc.safetensors")
+    later = replace(quarter, angles=[angle + math.radians(20) for angle in quarter.angles])
+    write_scans(tmp_path / "later.h5", Scans(torch.ones(1, 1, later.views, later.detectors), later))
+    result = bdgd(tmp_path / "later.h5", "-m", tmp_path / "arc.safetensors", "-o", tmp_path / "out", "--draws", 2)
+    assert result.exit_code == 0 and "images come out turned" in result.stderr, result.stderr
+    with h5py.File(tmp_path / "out" / "posterior.h5") as file:
+        assert file.attrs["rotation_degrees"] == pytest.approx(20.0, abs=1e-5)
+    assert "Turn the image by 20 degrees counter-clockwise" in (tmp_path / "out" / "report.html").read_text()
 
 
 def test_several_scans_each_get_a_folder(model_file: Path, tmp_path: Path) -> None:

@@ -174,6 +174,7 @@ def _origin(task: Task, job: _Job) -> dict[str, Any]:
     asked["calibrated"] = task.calibrated
     found: dict[str, Any] = {"scan": printable(task.path.name), "scan_sha256": digest(task.path)}
     found |= {"notes": list(task.notes)} if task.notes else {}
+    found |= {"rotation_degrees": round(math.degrees(task.rotation), 6)} if task.rotation else {}
     found |= {"correction": task.correction.to_dict()} if task.correction is not None else {}
     return found | asked | provenance(job.seed, job.network.device) | {"model_provenance": job.network.provenance}
 

@@ -30,6 +30,7 @@ class Task:
     notes: tuple[str, ...] = ()  # what a reader did to the values, and what does not hold for them
     calibrated: bool = False  # whether the model's calibration holds for this scan
     correction: Correction | None = None  # what the model needs to be done to it
+    rotation: float = 0.0  # radians, counter-clockwise, by which its images must be turned to lie as the object did
 
     def slices(self) -> Iterator[Scans]:
         """One slice after the other, fitted to the model and corrected as it needs; no other is in memory."""
@@ -51,9 +52,14 @@ def examine(path: Path, model: Reconstructor, draws: int, *, regions: Path | Non
         raise InputError(f"--slice {shown}: {path} holds {count} slices, numbered from 0; give at most {count - 1}")
     places = default_places(geometry) if regions is None else read_places(regions, geometry)
     objection = _objection(model, first, draws)
-    notes, calibrated = (*first.notes, *filter(None, [objection])), model.calibration is not None and objection is None
+    each = "every slice is corrected by its own air; the one above is that of slice 0" if count > 1 and _subtracts_air(model) else None
+    notes, calibrated = (*first.notes, *filter(None, [each, objection])), model.calibration is not None and objection is None
     shown = count // 2 if shown is None else shown
-    return Task(path, Grid.of(first, count), geometry, places, shown, notes, calibrated, model.correction)
+    return Task(path, Grid.of(first, count), geometry, places, shown, notes, calibrated, model.correction, first.rotation)
+
+
+def _subtracts_air(model: Reconstructor) -> bool:
+    return model.correction is not None and model.correction.air
 
 
 def _with_remedy(refusal: str, path: Path, scan: Scans) -> str:

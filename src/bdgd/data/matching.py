@@ -178,7 +178,7 @@ def _say_views(ours: Geometry, theirs: Geometry, views: Views, report: _Report) 
         report.notes.append(f"the views' angles differ from the model's by up to {math.degrees(views.deviation):.3g} degrees")
     if views.rotation:
         report.notes.append(
-            f"the scan's arc starts {math.degrees(views.rotation):.6g} degrees after the model's, so its images come out turned:"
+            f"the views that were taken start {math.degrees(views.rotation):.6g} degrees after the model's, so images come out turned:"
             f" turn them by {math.degrees(views.rotation):.6g} degrees counter-clockwise (y upward) to lie as the object did"
         )
 
