@@ -23,7 +23,7 @@ from PIL import Image
 from toys import small_model, small_transform
 from typer.testing import CliRunner
 
-from bdgd.apps import cli, outputs
+from bdgd.apps import cli
 from bdgd.apps import reconstruct as command
 from bdgd.apps.outputs import Grid
 from bdgd.apps.residual import estimated_noise, residual
@@ -31,6 +31,7 @@ from bdgd.data import GaussianNoise, PoissonNoise, Scans, Stack, simulate, write
 from bdgd.inference import reconstruct as sample
 from bdgd.models import geometry_of, save
 from bdgd.operators import RayTransform
+from bdgd.storage import PatientFile
 
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 A = small_transform(size=(16, 12), pixel_size=0.5)
@@ -212,7 +213,7 @@ def test_a_full_disk_is_one_sentence(where: str, scan: Path, model_file: Path, t
     if where == "report":
         monkeypatch.setattr(command, "report", full)
     else:
-        monkeypatch.setattr(outputs._Patient, "check", full)
+        monkeypatch.setattr(PatientFile, "check", full)
     result = bdgd(scan, "-m", model_file, "-o", tmp_path / "out", "--draws", 2)
     assert result.exit_code == 2 and len(result.stderr.splitlines()) == 1
     assert "No space left on device" in result.stderr and names(tmp_path / "out") == []
