@@ -205,6 +205,14 @@ def test_a_folder_without_permission_is_one_sentence(scan: Path, model_file: Pat
     assert result.exit_code == 2 and "Permission denied" in result.stderr and len(result.stderr.splitlines()) == 1
 
 
+def test_values_that_no_scan_has_are_named_with_their_file(model_file: Path, tmp_path: Path) -> None:
+    geometry = A.geometry
+    write_scans(tmp_path / "huge.h5", Scans(torch.full((1, 1, geometry.views, geometry.detectors), 3e38), geometry))
+    result = bdgd(tmp_path / "huge.h5", "-m", model_file, "-o", tmp_path / "out", "--draws", 2)
+    assert result.exit_code == 2 and "huge.h5, slice 0: the image is not finite; the scan's largest value is 3e+38" in result.stderr
+    assert names(tmp_path / "out") == []
+
+
 @pytest.mark.parametrize("where", ["write", "report"])
 def test_a_full_disk_is_one_sentence(where: str, scan: Path, model_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:

@@ -130,6 +130,11 @@ def _reconstruct(task: Task, job: _Job, scan: Scans, index: int, step: Step) -> 
     A, y = job.network.A, scan.sinograms.to(job.network.device)
     generator = torch.Generator().manual_seed(job.seed)
     posterior = keep_draws(job.network, y, job.draws, generator, step, keep=index == task.shown)
+    if not bool(posterior.mean.isfinite().all() & posterior.std.isfinite().all()):
+        raise InputError(
+            f"{task.path}, slice {index}: the image is not finite; the scan's largest value is {float(y.abs().max()):.3g},"
+            " check that it holds line integrals, -log of the transmitted share"
+        )
     return Subject(
         name=printable(task.path.name),
         geometry=task.geometry,

@@ -83,8 +83,11 @@ def _objection(model: Reconstructor, scan: Scans, draws: int) -> str | None:
     """Why the model's calibration does not hold for this scan; None where it does or there is none."""
     if model.calibration is None:
         return None
+    made = draws if model.random else 1
+    if made != model.calibration.draws:
+        return f"the intervals are not calibrated: the calibration holds for {model.calibration.draws} draws, not {made}; take --draws {model.calibration.draws}"
     try:
-        model.calibration.require(draws if model.random else 1, "weights")
+        model.calibration.require(made, "weights")
         model.calibration.require_noise(scan.noise.to_dict() if scan.noise is not None else None)
     except InputError as reason:
         return f"the intervals are not calibrated: {reason}"
