@@ -83,9 +83,9 @@ def _objection(model: Reconstructor, scan: Scans, draws: int) -> str | None:
     """Why the model's calibration does not hold for this scan; None where it does or there is none."""
     if model.calibration is None:
         return None
-    made = draws if model.random else 1
-    if made != model.calibration.draws:
-        return f"the intervals are not calibrated: the calibration holds for {model.calibration.draws} draws, not {made}; take --draws {model.calibration.draws}"
+    made, right = draws if model.random else 1, model.calibration.draws
+    if made != right:  # in the words of the command line
+        return f"the intervals are not calibrated: the calibration holds for {right} draws, not {made}; take --draws {right}"
     try:
         model.calibration.require(made, "weights")
         model.calibration.require_noise(scan.noise.to_dict() if scan.noise is not None else None)
