@@ -293,6 +293,17 @@ def test_a_wrong_input_in_a_process_of_its_own() -> None:
     assert done.stderr.startswith("bdgd: cannot write /nowhere/at/all.h5") and len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.skipif(os.name != "posix", reason="limits of POSIX")
+def test_a_disk_that_is_full_is_one_sentence_and_no_crash(tmp_path: Path) -> None:
+    """HDF5 that cannot close its file takes the process down with it; so it is written through a file that never fails."""
+    path = os.pathsep.join(filter(None, [str(SOURCE), os.environ.get("PYTHONPATH")]))
+    limited = "import resource as r, sys; r.setrlimit(r.RLIMIT_FSIZE, (2**17, 2**17)); from bdgd.apps.cli import main; main()"
+    command = [sys.executable, "-c", limited, "simulate", "-o", str(tmp_path / "scan.h5"), "--count", "20", "--device", "cpu"]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, timeout=300)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stderr
+    assert done.stderr.startswith(f"bdgd: cannot write {tmp_path / 'scan.h5'}: File too large") and list(tmp_path.iterdir()) == []
+
+
 def test_debug_shows_the_traceback() -> None:
     result = bdgd("demo", "--device", "abacus", "--debug")
     assert result.exit_code == 2

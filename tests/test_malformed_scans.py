@@ -200,6 +200,15 @@ def mat_bomb(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:128] + struct.pack("<II", 15, len(packed)) + packed)
 
 
+def mat_hdf5(path: Path) -> None:
+    """As MATLAB's -v7.3 writes it: HDF5 behind 512 bytes with its own header, and an object behind a reference."""
+    with h5py.File(path, "w", userblock_size=512) as file:
+        file["#refs#/a"] = 1.0
+        file.create_dataset("CtDataFull", (1,), h5py.ref_dtype)[0] = file["#refs#/a"].ref
+    with path.open("r+b") as raw:
+        raw.write(b"MATLAB 7.3 MAT-file, Platform: GLNXA64".ljust(124) + struct.pack("<HH", 0x0200, 0x4D49))
+
+
 def mat_claims(old: bytes, new: bytes) -> Callable[[Path], None]:
     """An unpacked file in which one field declares other sides than it holds."""
 
@@ -227,6 +236,12 @@ MAT = [
     Case("cut_unpacked.mat", truncated(mat(compress=False), 0.7), "not a readable MATLAB"),
     Case("other.mat", lambda path: scipy.io.savemat(path, {"reconFullFbpSeg": np.eye(4)}), "holds reconFullFbpSeg"),
     Case("numbers.mat", lambda path: scipy.io.savemat(path, {"CtDataFull": np.eye(4)}), "a struct with sinogram"),
+    Case("hdf5.mat", mat_hdf5, "a version 7.3 file; save it in MATLAB with the option '-v7'"),
+    Case("nested.mat", mat(sinogram={"a": {"b": np.eye(3)}}), "CtDataFull must be a struct with sinogram"),
+    Case("nested_angles.mat", mat(parameters={"angles": {"deep": {"deeper": 1.0}}}), "angles"),
+    Case(
+        "cells.mat", lambda path: scipy.io.savemat(path, {"CtDataFull": np.array([[np.eye(2), {"q": 1.0}]], dtype=object)}), "a cell array"
+    ),
     Case("cell.mat", mat(parameters={"angles": np.array([1, "a", "b"], dtype=object)}), "a cell array"),
     Case("structs.mat", mat(parameters=None, type=np.zeros((2, 2), dtype=[("a", "O")])), "a struct array"),
     Case("deep.mat", mat(type={"a": {"b": {"c": {"d": {"e": 1.0}}}}}), "nested too deep"),

@@ -14,6 +14,7 @@ import torch
 from bdgd.checks import InputError
 from bdgd.classical import fbp
 from bdgd.data import Ellipses, GaussianNoise, Scans, ellipse_sinogram, match, rasterise, read_scans
+from bdgd.data.resampling import averaged_images
 from bdgd.operators import FanBeam, Geometry, ParallelBeam, RayTransform
 
 #: value, half-axes, centre, rotation; off the middle, so that no view of it looks like another. One phantom unit is 30 mm.
@@ -46,7 +47,7 @@ def test_views_are_picked_from_a_denser_scan() -> None:
     angles = np.deg2rad(np.arange(0, 360.5, 0.5))[::-1]  # backwards, and 0 degrees twice
     matched, notes = match(scan_of(replace(MODEL, angles=angles)), MODEL)
     assert matched.geometry == MODEL and off(matched, MODEL) < 1e-8 and matched.rotation == 0
-    assert notes == ["60 of the scan's 721 views were taken"] and matched.notes == tuple(notes)
+    assert notes == ["60 of the scan's 721 views were taken, from 0 to 354 degrees"] and matched.notes == tuple(notes)
 
 
 def test_slightly_other_angles_are_taken_and_said() -> None:
@@ -64,7 +65,7 @@ def test_parallel_views_are_taken_from_the_other_side(offset: float) -> None:
     )
     matched, notes = match(scan_of(scan), PARALLEL)
     assert matched.rotation == 0 and off(matched, PARALLEL) < 1e-6
-    assert notes[0] == "30 of the scan's 30 views were taken, 30 of them from the other side"
+    assert notes[0] == "30 of the scan's 30 views were taken, from 183 to 357 degrees, 30 of them from the other side"
 
 
 def test_detectors_are_averaged_cut_and_resampled() -> None:
@@ -134,11 +135,41 @@ def test_an_arc_that_starts_elsewhere_is_a_turned_image(beam: str, start: float)
     assert abs(found * np.exp(1j * matched.rotation) - right) < 0.5  # pixels
 
 
+def test_of_the_arcs_in_a_longer_one_the_first_is_taken() -> None:
+    """Its angles were written with rounding, which must not decide where an image is cut from the scan."""
+    model = replace(MODEL, angles=np.deg2rad(np.arange(30.0)))
+    for start in (45.0, 12.0, 130.5):
+        angles = np.round(np.deg2rad(np.arange(start, start + 50, 0.5)), 7)
+        matched, notes = match(scan_of(replace(model, angles=angles)), model)
+        assert math.degrees(matched.rotation) == pytest.approx(start, abs=1e-5)
+        assert f"start {start:g} degrees after the model's" in notes[1]
+
+
 def test_another_image_grid_is_the_models() -> None:
     finer = replace(MODEL, image_size=128, pixel_size=0.5)
-    matched, notes = match(replace(scan_of(finer), images=rasterise(OBJECT, 128, unit=2 * LENGTH)), MODEL)
-    assert matched.images is None and off(matched, MODEL) == 0
+    truth = rasterise(OBJECT, 128, unit=2 * LENGTH)
+    matched, notes = match(replace(scan_of(finer), images=truth), MODEL)
+    assert off(matched, MODEL) == 0 and matched.images is not None
+    assert torch.allclose(matched.images, torch.nn.functional.avg_pool2d(truth, 2), atol=1e-6)
     assert notes[0] == "the image has the model's 64 x 64 pixels of 1, not the scan's 128 x 128 pixels of 0.5"
+    assert notes[-1] == "the true images were averaged over the model's pixels"
+
+
+def test_a_truth_that_does_not_hold_the_models_pixels_is_left_out() -> None:
+    coarser = replace(MODEL, image_size=32, pixel_size=2.0)
+    smaller = replace(MODEL, image_size=(128, 100), pixel_size=0.5)
+    for scan in (coarser, smaller):
+        matched, notes = match(replace(scan_of(scan), images=torch.zeros(1, 1, *scan.image_size)), MODEL)
+        assert matched.images is None and notes[-1] == "the true images were left out: they do not hold the model's pixels"
+
+
+def test_averaged_images_are_means_over_the_wider_pixels() -> None:
+    """Wider by no whole factor: against small squares, ten of them along a pixel of the one grid and 23 along one of the other."""
+    ours, theirs = replace(MODEL, image_size=(50, 40), pixel_size=1.0), replace(MODEL, image_size=(20, 16), pixel_size=2.3)
+    images = torch.rand(2, 1, 50, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    squares = images.repeat_interleave(10, 2).repeat_interleave(10, 3)[:, :, 20:-20, 16:-16]
+    found = averaged_images(images, ours, theirs)
+    assert found is not None and torch.allclose(found, torch.nn.functional.avg_pool2d(squares, 23), rtol=0, atol=1e-6)
 
 
 REMEDY = "; train a model for this scan with: bdgd train own-scan --geometry SCAN -o RUN"
@@ -193,8 +224,8 @@ def test_the_downloaded_scan_becomes_the_compact_one(name: str, shared_data: Pat
     matched, notes = match(downloaded, compact.geometry)
     assert torch.allclose(matched.sinograms, compact.sinograms, rtol=0, atol=2e-7 * float(compact.sinograms.max()))
     assert notes[1:] == [
-        "360 of the scan's 721 views were taken",
-        "2 neighbouring detectors were averaged into one, from 560 of 0.2 to 280 of 0.4",
+        "360 of the scan's 721 views were taken, from 0 to 359 degrees",
+        "2 neighbouring detectors were averaged into one, from 560 of 0.2 mm to 280 of 0.4 mm",
     ]
 
 

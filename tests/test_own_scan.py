@@ -403,7 +403,10 @@ def test_the_commands_of_the_page_run_as_they_stand(shared_data: Path, tmp_path:
     """But for the size: --size 16 --images 16 make seconds of minutes."""
     page = (Path(__file__).resolve().parents[1] / "docs" / "own-scan.md").read_text()
     commands = [line for block in re.findall(r"```sh\n(.*?)```", page, re.DOTALL) for line in block.splitlines()]
-    assert [command.split()[1] for command in commands] == ["train", "reconstruct"] * 2 + ["simulate", "reconstruct"]
+    assert [command.split()[1] for command in commands] == [
+        *(["train", "reconstruct"] * 2 + ["reconstruct"] + ["simulate", "reconstruct"]),
+        *("simulate", "evaluate"),
+    ]
     monkeypatch.chdir(tmp_path)
     (tmp_path / "htc2022_ta_full.mat").symlink_to(shared_data / "htc2022_mat" / "htc2022_ta_full.mat")
     acrylic = []  # in 1/mm
@@ -414,6 +417,13 @@ def test_the_commands_of_the_page_run_as_they_stand(shared_data: Path, tmp_path:
         with h5py.File("result/posterior.h5") as file:
             acrylic.append(float(file["mean"][0, 6:10, 6:10].mean()))
     assert 0.02 < acrylic[0] < 0.04 and 0.04 < acrylic[1] < 0.06 and "p + 0.27 p^2" in result.stderr
+    for command, extra in ((commands[5], []), (commands[6], ["--draws", 2])):  # the rehearsal, whose truth is on narrower pixels
+        result = bdgd(*command.split()[1:], *extra)
+        assert result.exit_code == 0, result.output
+    assert "averaged over the model's pixels" in result.stderr and "PSNR" in result.output
+    assert "<b>Error</b>" in Path("rehearsed/report.html").read_text()
+    scored = bdgd("evaluate", "fbp", "runs/mine/model.safetensors", "--scans", "rehearsal.h5", "--draws", 2)
+    assert scored.exit_code == 0 and "width in 1/mm" in scored.output, scored.output
 
 
 def test_training_does_not_see_the_unit(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,15 @@ from PIL import Image
 from toys import small_model, small_transform
 from typer.testing import CliRunner
 
-from bdgd.apps import cli, outputs
+from bdgd.apps import cli
 from bdgd.apps import reconstruct as command
 from bdgd.apps.outputs import Grid
 from bdgd.apps.residual import estimated_noise, residual
 from bdgd.data import GaussianNoise, PoissonNoise, Scans, Stack, simulate, write_scans
 from bdgd.inference import reconstruct as sample
-from bdgd.models import save
+from bdgd.models import geometry_of, save
+from bdgd.operators import RayTransform
+from bdgd.storage import PatientFile
 
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 A = small_transform(size=(16, 12), pixel_size=0.5)
@@ -116,6 +119,20 @@ def test_a_stack_is_read_and_written_slice_by_slice(model_file: Path, tmp_path: 
         assert (stack["std"][7] == alone["std"][0]).all(), "a slice's result does not depend on the stack it is in"
 
 
+def test_a_turned_arc_is_said_in_every_place(tmp_path: Path, model_file: Path) -> None:
+    """An image that lies otherwise than its object: in the file as a number, in the report's first lines, and among the notes."""
+    arc = small_transform(size=(16, 12), pixel_size=0.5)
+    quarter = arc.geometry[: arc.geometry.views // 2]
+    save(small_model(A=RayTransform(quarter)), tmp_path / "arc.safetensors")
+    later = replace(quarter, angles=[angle + math.radians(20) for angle in quarter.angles])
+    write_scans(tmp_path / "later.h5", Scans(torch.ones(1, 1, later.views, later.detectors), later))
+    result = bdgd(tmp_path / "later.h5", "-m", tmp_path / "arc.safetensors", "-o", tmp_path / "out", "--draws", 2)
+    assert result.exit_code == 0 and "images come out turned" in result.stderr, result.stderr
+    with h5py.File(tmp_path / "out" / "posterior.h5") as file:
+        assert file.attrs["rotation_degrees"] == pytest.approx(20.0, abs=1e-5)
+    assert "Turn the image by 20 degrees counter-clockwise" in (tmp_path / "out" / "report.html").read_text()
+
+
 def test_several_scans_each_get_a_folder(model_file: Path, tmp_path: Path) -> None:
     paths = [tmp_path / "a.h5", tmp_path / "b.h5", tmp_path / "c" / "a.h5"]
     (tmp_path / "c").mkdir()
@@ -168,11 +185,32 @@ def test_what_cannot_be_is_one_sentence(arguments: list[str], expected: str, sca
     assert names(tmp_path) == before, "nothing is left behind"
 
 
+def test_a_scan_that_does_not_fit_is_told_which_shipped_models_do(model_file: Path, tmp_path: Path) -> None:
+    geometry = geometry_of("htc-arc60-mfvi")
+    assert geometry is not None
+    write_scans(tmp_path / "my scan.h5", Scans(torch.ones(1, 1, geometry.views, geometry.detectors), geometry))
+    result = bdgd(tmp_path / "my scan.h5", "-m", model_file, "-o", tmp_path / "out")
+    assert result.exit_code == 2 and len(result.stderr.splitlines()) == 1
+    assert (
+        "; choose a shipped --model that can use it (htc-arc30-mfvi, htc-arc60-mfvi), or train a model for this scan with: "
+        in result.stderr
+    )
+    assert f"bdgd train own-scan --geometry '{tmp_path}/my scan.h5' -o RUN" in result.stderr and not (tmp_path / "out").exists()
+
+
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="the superuser may write everywhere")
 def test_a_folder_without_permission_is_one_sentence(scan: Path, model_file: Path, tmp_path: Path) -> None:
     (tmp_path / "closed").mkdir(mode=0o500)
     result = bdgd(scan, "-m", model_file, "-o", tmp_path / "closed")
     assert result.exit_code == 2 and "Permission denied" in result.stderr and len(result.stderr.splitlines()) == 1
+
+
+def test_values_that_no_scan_has_are_named_with_their_file(model_file: Path, tmp_path: Path) -> None:
+    geometry = A.geometry
+    write_scans(tmp_path / "huge.h5", Scans(torch.full((1, 1, geometry.views, geometry.detectors), 3e38), geometry))
+    result = bdgd(tmp_path / "huge.h5", "-m", model_file, "-o", tmp_path / "out", "--draws", 2)
+    assert result.exit_code == 2 and "huge.h5, slice 0: the image is not finite; the scan's largest value is 3e+38" in result.stderr
+    assert names(tmp_path / "out") == []
 
 
 @pytest.mark.parametrize("where", ["write", "report"])
@@ -183,7 +221,7 @@ def test_a_full_disk_is_one_sentence(where: str, scan: Path, model_file: Path, t
     if where == "report":
         monkeypatch.setattr(command, "report", full)
     else:
-        monkeypatch.setattr(outputs._Patient, "check", full)
+        monkeypatch.setattr(PatientFile, "check", full)
     result = bdgd(scan, "-m", model_file, "-o", tmp_path / "out", "--draws", 2)
     assert result.exit_code == 2 and len(result.stderr.splitlines()) == 1
     assert "No space left on device" in result.stderr and names(tmp_path / "out") == []

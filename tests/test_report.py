@@ -112,6 +112,21 @@ def test_every_picture_decodes_and_shows_the_image(known: bool, count: int, subj
     assert len(titles) == count and ("Truth" in titles) == ("Error" in titles) == known
 
 
+def test_a_turned_image_is_said_where_it_is_seen(subject: Subject) -> None:
+    assert "counter-clockwise" not in report(subject)
+    turned = report(replace(subject, origin={**subject.origin, "rotation_degrees": 45.0}))
+    lead = re.findall(r'<p class="lead">(.*?)</p>', turned)
+    assert lead and lead[0].endswith("Turn the image by 45 degrees counter-clockwise to see it as the object lay.")
+
+
+def test_a_standard_deviation_of_one_colour_is_explained(subject: Subject) -> None:
+    shape = subject.posterior.mean.shape
+    constant = replace(subject.posterior, aleatoric=torch.full(shape, 4e-4))
+    assert "this model&#x27;s aleatoric part is 0.02 1/mm in every pixel" in report(replace(subject, posterior=constant))
+    local = replace(subject.posterior, aleatoric=torch.linspace(1e-4, 4e-4, shape.numel()).reshape(shape))
+    assert "in every pixel" not in report(replace(subject, posterior=local))
+
+
 def test_values_have_their_unit(subject: Subject) -> None:
     assert ">1/mm<" in report(subject) and "Values are in 1/mm" in report(subject)
     plain = report(replace(subject, grid=Grid(1, (16, 12), 0.5)))

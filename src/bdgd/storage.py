@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import secrets
@@ -60,6 +61,36 @@ def replacing_together(folder: str | Path, *, earlier: Sequence[str] = ()) -> It
         raise InputError(f"cannot write to the folder {folder}: {reason}; check that it can be written to and has room") from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+class PatientFile(io.FileIO):
+    """A file that HDF5 may always write to: a failed write is remembered for `check`.
+
+    HDF5 cannot close a file whose last values it cannot write, and a process that ends with such a file open crashes.
+    """
+
+    failure: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        data, done = memoryview(data).cast("B"), 0
+        while self.failure is None and done < len(data):
+            try:
+                done += super().write(data[done:])
+            except OSError as error:
+                self.failure = error
+        return len(data)
+
+    def truncate(self, size: int | None = None) -> int:
+        try:
+            return super().truncate(size) if self.failure is None else self.tell()
+        except OSError as error:
+            self.failure = error
+            return self.tell()
+
+    def check(self) -> None:
+        """Raise what kept an earlier write from the disk."""
+        if self.failure is not None:
+            raise self.failure
 
 
 def write_json(path: str | Path, value: Any) -> None:

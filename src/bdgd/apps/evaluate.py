@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from bdgd.apps.console import Output
+from bdgd.apps.known_truth import evaluate_file
 from bdgd.apps.options import Device, Seed, choose_device, require_writable
 from bdgd.apps.provenance import provenance
 from bdgd.apps.uncertainty import uncertainty_of, uncertainty_table, write_figure
@@ -34,7 +35,14 @@ SettingName = Annotated[
     Setting | None,
     typer.Option("--setting", help="30 views, one view per degree over 120 or 60, or that of the preset small; unless given, the model's."),
 ]
-Images = Annotated[int, typer.Option("--images", help="Images of the fixed test set: the last is Shepp-Logan, the others are ellipses.")]
+Images = Annotated[
+    int | None,
+    typer.Option("--images", help="Images of the fixed test set, 101 unless given: the last is Shepp-Logan, the others are ellipses."),
+]
+ScanFile = Annotated[
+    Path | None,
+    typer.Option("--scans", metavar="FILE", help="In place of the test set: a scan file with its truth, as bdgd simulate writes it."),
+]
 Draws = Annotated[int, typer.Option("--draws", min=1, help="Monte-Carlo draws of a trained model.")]
 WithUncertainty = Annotated[bool, typer.Option("--uncertainty", help="Score the error bars too, which takes about twice as long.")]
 Figure = Annotated[Path | None, typer.Option("--figure", help="With --uncertainty: a picture of reliability and sparsification.")]
@@ -45,7 +53,8 @@ def evaluate(
     out: Output,
     methods: Names = None,
     setting: SettingName = None,
-    images: Images = 101,
+    images: Images = None,
+    scans: ScanFile = None,
     draws: Draws = FULL.draws,
     uncertainty: WithUncertainty = False,
     figure: Figure = None,
@@ -56,6 +65,7 @@ def evaluate(
     """Score methods on the paper's test set: 100 ellipse images and Shepp-Logan, 128 x 128, 1 % noise (small: 64 x 64, 10 %).
 
     What a method has to choose, it chooses on validation images. Example: bdgd evaluate fbp tv --setting limited120 -o limited.json
+    With --scans the scans of a file are scored instead. Example: bdgd evaluate fbp htc-arc90-mfvi --scans rehearsal.h5
     """
     wanted = {name: find_method(name) for name in methods or METHODS}
     effort = replace(FULL, draws=draws)
@@ -66,9 +76,13 @@ def evaluate(
         raise InputError(f"cannot draw {figure}: none of the methods has error bars; add a trained model such as sparse30-mfvi")
     for path in filter(None, (output, figure)):
         require_writable(path)
-    setting = setting or Setting(setting_of(wanted))
+    if scans is not None:
+        _require_alone(setting, images, uncertainty)
+        evaluate_file(out, scans, list(wanted), draws=draws, seed=seed, device=where, output=output)
+        return
+    setting, images = setting or Setting(setting_of(wanted)), 101 if images is None else images
     A = RayTransform(SETTINGS[setting], where)
-    scans = table_scans(A, images, seed)
+    test = table_scans(A, images, seed)
     results: dict[str, dict[str, Any]] = {}
     rows: list[list[str]] = []
     honesty: dict[str, dict[str, UncertaintyScores]] = {}
@@ -78,25 +92,32 @@ def evaluate(
             method = prepare(A, seed, effort)
             method = remembering(method) if uncertainty else method
         preparing = time.perf_counter() - start
-        with out.progress(name, len(scans)) as step:
-            scores = score(method, scans, lambda done, mean, step=step: step(done, f"{mean:.2f} dB"))  # type: ignore[misc]
+        with out.progress(name, len(test)) as step:
+            scores = score(method, test, lambda done, mean, step=step: step(done, f"{mean:.2f} dB"))  # type: ignore[misc]
         results[name] = result_of(scores, method.recipe, preparing)
         rows.append(_row(name, scores, method.recipe))
         if uncertainty and method.posterior is None:
             out.note(f"{name} has no error bars to score")
         elif uncertainty:
-            honesty[name] = uncertainty_of(out, name, method, scans)
+            honesty[name] = uncertainty_of(out, name, method, test)
             results[name]["uncertainty"] = {kind: found.to_dict() for kind, found in honesty[name].items()}
     columns = ("method", "PSNR / dB", "SSIM", "PSNR / dB, SL", "SSIM, SL", "seconds", "recipe")
     out.table(columns, rows, f"{setting}, seed {seed}: mean of {images - 1} ellipse images, and Shepp-Logan (SL)", right=columns[1:6])
     if honesty:
         uncertainty_table(out, honesty)
     if output is not None:
-        described = {"setting": str(setting), "images": images, "noise": scans.noise.to_dict() if scans.noise else None}
+        described = {"setting": str(setting), "images": images, "noise": test.noise.to_dict() if test.noise else None}
         write_json(output, {**described, "provenance": provenance(seed, where), "methods": results})
         out.say(f"wrote {output}")
     if figure is not None:
         write_figure(out, figure, honesty)
+
+
+def _require_alone(setting: Setting | None, images: int | None, uncertainty: bool) -> None:
+    """Raise where an option of the test set stands beside --scans."""
+    for name, given in (("--setting", setting is not None), ("--images", images is not None), ("--uncertainty", uncertainty)):
+        if given:
+            raise InputError(f"{name} belongs to the test set, and --scans takes its place; leave one of them out")
 
 
 def result_of(scores: Scores, recipe: dict[str, Any], preparing: float) -> dict[str, Any]:

@@ -8,7 +8,6 @@ mean.nii       first index x, second y, third the slice
 from __future__ import annotations
 
 import errno
-import io
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ from torch import Tensor
 from bdgd.apps.nifti import nifti_stack
 from bdgd.data import Scans
 from bdgd.inference import Posterior
+from bdgd.storage import PatientFile
 
 #: every name that a result may have in its folder
 NAMES = ("posterior.h5", "mean.tif", "std.tif", "mean.nii", "std.nii", "posterior.png", "report.html")
@@ -96,7 +96,7 @@ def hdf5_stack(path: Path, grid: Grid, level: float, origin: dict[str, Any]) -> 
     units = {name: unit for name in ("mean", "std", "lower", "upper")} | {
         name: f"({unit})^2" if unit else "" for name in ("epistemic", "aleatoric")
     }
-    with _Patient(path, "x+") as raw:
+    with PatientFile(path, "x+") as raw:
         # Format 1.8, which every HDF5 since 2008 reads and whose attributes may be long.
         with h5py.File(raw, "w", libver=("v108", "v108")) as file:
             file.attrs.update(_attributes(grid, level, origin))
@@ -128,36 +128,6 @@ def _attributes(grid: Grid, level: float, origin: dict[str, Any]) -> dict[str, A
 
 def _text(value: Any) -> str:
     return str(value) if isinstance(value, str) else json.dumps(value)  # str: torch's version is of a kind that HDF5 does not know
-
-
-class _Patient(io.FileIO):
-    """A file that HDF5 may always write to: a failed write is remembered for `check`.
-
-    HDF5 cannot close a file whose last values it cannot write, and a process that ends with such a file open crashes.
-    """
-
-    failure: OSError | None = None
-
-    def write(self, data: Any) -> int:
-        data, done = memoryview(data).cast("B"), 0
-        while self.failure is None and done < len(data):
-            try:
-                done += super().write(data[done:])
-            except OSError as error:
-                self.failure = error
-        return len(data)
-
-    def truncate(self, size: int | None = None) -> int:
-        try:
-            return super().truncate(size) if self.failure is None else self.tell()
-        except OSError as error:
-            self.failure = error
-            return self.tell()
-
-    def check(self) -> None:
-        """Raise what kept an earlier write from the disk."""
-        if self.failure is not None:
-            raise self.failure
 
 
 @contextmanager

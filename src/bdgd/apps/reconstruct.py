@@ -130,6 +130,11 @@ def _reconstruct(task: Task, job: _Job, scan: Scans, index: int, step: Step) -> 
     A, y = job.network.A, scan.sinograms.to(job.network.device)
     generator = torch.Generator().manual_seed(job.seed)
     posterior = keep_draws(job.network, y, job.draws, generator, step, keep=index == task.shown)
+    if not bool(posterior.mean.isfinite().all() & posterior.std.isfinite().all()):
+        raise InputError(
+            f"{task.path}, slice {index}: the image is not finite; the scan's largest value is {float(y.abs().max()):.3g},"
+            " check that it holds line integrals, -log of the transmitted share"
+        )
     return Subject(
         name=printable(task.path.name),
         geometry=task.geometry,
@@ -174,6 +179,7 @@ def _origin(task: Task, job: _Job) -> dict[str, Any]:
     asked["calibrated"] = task.calibrated
     found: dict[str, Any] = {"scan": printable(task.path.name), "scan_sha256": digest(task.path)}
     found |= {"notes": list(task.notes)} if task.notes else {}
+    found |= {"rotation_degrees": round(math.degrees(task.rotation), 6)} if task.rotation else {}
     found |= {"correction": task.correction.to_dict()} if task.correction is not None else {}
     return found | asked | provenance(job.seed, job.network.device) | {"model_provenance": job.network.provenance}
 

@@ -34,8 +34,9 @@ def report(subject: Subject) -> str:
         heading=escaped(name),
         lead=_lead(subject),
         facts="".join(f"<div><dt>{escaped(key)}</dt><dd>{escaped(value)}</dd></div>" for key, value in facts),
-        fact_columns="3" if len(facts) % 3 == 0 else "4",
+        fact_columns="3" if len(facts) % 3 == 0 else "5" if len(facts) % 5 == 0 else "4",
         columns="4" if len(shown) > 6 else "3",
+        printed_columns="5" if len(shown) == 5 else "4",
         rendering="pixelated" if max(subject.grid.image_size) <= 400 else "auto",
         pictures="".join(shown),
         slices=stack_section(subject),
@@ -69,7 +70,9 @@ def _lead(subject: Subject) -> str:
         if subject.calibrated
         else "Its error bars are as the model states them, not calibrated: they rank pixels, and may be too narrow or too wide."
     )
-    return f"Reconstructed from {subject.geometry.views} views by {made} through the model {model}. {trust}"
+    turned = subject.origin.get("rotation_degrees")
+    lies = f" Turn the image by {turned:g} degrees counter-clockwise to see it as the object lay." if turned else ""
+    return f"Reconstructed from {subject.geometry.views} views by {made} through the model {model}. {trust}{lies}"
 
 
 def _facts(subject: Subject) -> list[tuple[str, str]]:
@@ -85,7 +88,7 @@ def _facts(subject: Subject) -> list[tuple[str, str]]:
     if subject.alarm is not None:
         facts.append(("Alarm", _light(subject.alarm)))
     if subject.grid.slices > 1:
-        facts.insert(1, ("Grid", f"slice {subject.slice}, of 0 to {subject.grid.slices - 1}"))
+        facts.insert(1, ("Slice", f"{subject.slice} of 0 to {subject.grid.slices - 1}"))
     if subject.truth is not None:
         facts += _against_truth(subject, subject.truth.cpu())
     return facts

@@ -23,12 +23,20 @@ def image_figures(subject: Subject) -> list[str]:
     error = None if subject.truth is None else (mean.cpu() - subject.truth[0, 0].cpu()).abs()
     std = posterior.std[0, 0]
     spread = spread_colours(std) if error is None else spread_colours(std, error)
-    shown.append(("Standard deviation", "epistemic and aleatoric together", std, spread, ""))
+    shown.append(("Standard deviation", _std_words(subject), std, spread, ""))
     if error is not None:
         shown.append(("Error", "|mean − truth|, on the scale of the standard deviation", error, spread, ""))
     shown.append(("Epistemic part", "standard deviation over the draws of the weights", epistemic, spread_colours(epistemic), ""))
     shown.append((f"Width of the {percent(subject.level)} interval", "upper minus lower bound", width, spread_colours(width), ""))
     return [_figure(*parts, unit) for parts in shown]
+
+
+def _std_words(subject: Subject) -> str:
+    """What the picture of the standard deviation shows; where it is one colour, why."""
+    aleatoric = subject.posterior.aleatoric[0, 0]
+    constant = float(aleatoric.max()) > 0 and float(aleatoric.max() - aleatoric.min()) <= 1e-3 * float(aleatoric.max())
+    value = subject.grid.with_unit(short(float(aleatoric.mean().sqrt())))
+    return "epistemic and aleatoric together" + (f"; this model's aleatoric part is {value} in every pixel" if constant else "")
 
 
 def _figure(title: str, words: str, image: Tensor, colours: Colours, overlay: str, unit: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,9 +10,11 @@ from pathlib import Path
 from bdgd.apps.options import make_folder
 from bdgd.apps.outputs import Grid
 from bdgd.apps.places import Places, default_places, read_places
+from bdgd.apps.provenance import printable
 from bdgd.checks import InputError
 from bdgd.data import Correction, Scans, match, open_stack
-from bdgd.models import Reconstructor
+from bdgd.data.matching import REMEDY
+from bdgd.models import Reconstructor, geometry_of, pretrained
 from bdgd.operators import Geometry
 
 
@@ -27,6 +30,7 @@ class Task:
     notes: tuple[str, ...] = ()  # what a reader did to the values, and what does not hold for them
     calibrated: bool = False  # whether the model's calibration holds for this scan
     correction: Correction | None = None  # what the model needs to be done to it
+    rotation: float = 0.0  # radians, counter-clockwise, by which its images must be turned to lie as the object did
 
     def slices(self) -> Iterator[Scans]:
         """One slice after the other, fitted to the model and corrected as it needs; no other is in memory."""
@@ -43,22 +47,47 @@ def examine(path: Path, model: Reconstructor, draws: int, *, regions: Path | Non
     try:
         first = match(scan, geometry)[0].corrected(model.correction)
     except InputError as error:
-        raise InputError(f"{path}: {error}") from None
+        raise InputError(f"{path}: {_with_remedy(str(error), path, scan)}") from None
     if shown is not None and shown >= count:
         raise InputError(f"--slice {shown}: {path} holds {count} slices, numbered from 0; give at most {count - 1}")
     places = default_places(geometry) if regions is None else read_places(regions, geometry)
     objection = _objection(model, first, draws)
-    notes, calibrated = (*first.notes, *filter(None, [objection])), model.calibration is not None and objection is None
+    each = "every slice is corrected by its own air; the one above is that of slice 0" if count > 1 and _subtracts_air(model) else None
+    notes, calibrated = (*first.notes, *filter(None, [each, objection])), model.calibration is not None and objection is None
     shown = count // 2 if shown is None else shown
-    return Task(path, Grid.of(first, count), geometry, places, shown, notes, calibrated, model.correction)
+    return Task(path, Grid.of(first, count), geometry, places, shown, notes, calibrated, model.correction, first.rotation)
+
+
+def _subtracts_air(model: Reconstructor) -> bool:
+    return model.correction is not None and model.correction.air
+
+
+def _with_remedy(refusal: str, path: Path, scan: Scans) -> str:
+    """What `match` said, with the file's name in its command and, before it, the shipped models that would do."""
+    fitting = [name for name in pretrained() if _fits(scan, geometry_of(name))]
+    instead = f"choose a shipped --model that can use it ({', '.join(fitting)}), or " if fitting else ""
+    return refusal.replace(REMEDY, instead + REMEDY.replace("SCAN", shlex.quote(printable(str(path)))))
+
+
+def _fits(scan: Scans, geometry: Geometry | None) -> bool:
+    if geometry is None:
+        return False
+    try:
+        match(scan, geometry)
+    except InputError:
+        return False
+    return True
 
 
 def _objection(model: Reconstructor, scan: Scans, draws: int) -> str | None:
     """Why the model's calibration does not hold for this scan; None where it does or there is none."""
     if model.calibration is None:
         return None
+    made, right = draws if model.random else 1, model.calibration.draws
+    if made != right:  # in the words of the command line
+        return f"the intervals are not calibrated: the calibration holds for {right} draws, not {made}; take --draws {right}"
     try:
-        model.calibration.require(draws if model.random else 1, "weights")
+        model.calibration.require(made, "weights")
         model.calibration.require_noise(scan.noise.to_dict() if scan.noise is not None else None)
     except InputError as reason:
         return f"the intervals are not calibrated: {reason}"

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 from torch import Tensor
 
@@ -35,7 +33,6 @@ from bdgd.data import (
 )
 from bdgd.data import simulate as simulate_scans
 from bdgd.operators import Geometry, ParallelBeam, RayTransform
-from bdgd.storage import replacing
 
 
 class Phantom(StrEnum):
@@ -100,7 +97,7 @@ def simulate(
     mismatch = None if beam is None else Mismatch(beam=(beam.hardening, beam.hardening))
     scans = simulate_scans(A, images, disturbance, generator=named_generator("simulate noise", seed), mismatch=mismatch)
     scans = replace(scans, unit=scanner.unit)
-    _write(output, scans, seed, where)
+    write_scans(output, scans, provenance=provenance(seed, where))
     _summary(out, output, scans, A)
 
 
@@ -148,16 +145,6 @@ def _phantoms(phantom: Phantom, text: str, count: int, geometry: Geometry, seed:
         return random_ellipses(count, size, generator=named_generator("simulate ellipses", seed))
     image = rasterise(shepp_logan_ellipses(), size)
     return (with_text(image, text) if phantom == Phantom.text else image).repeat(count, 1, 1, 1)
-
-
-def _write(path: Path, scans: Scans, seed: int, device: torch.device) -> None:
-    """The scans, with their provenance as an attribute of the sinogram."""
-    import h5py
-
-    with replacing(path) as temporary:
-        write_scans(temporary, scans)
-        with h5py.File(temporary, "r+") as file:
-            file["sinogram"].attrs["provenance"] = json.dumps(provenance(seed, device))
 
 
 def _summary(out: Output, path: Path, scans: Scans, A: RayTransform) -> None:

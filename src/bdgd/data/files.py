@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,14 @@ from bdgd.data.formats.contents import named_errors
 from bdgd.data.noise import noise_from_dict
 from bdgd.data.scans import Scans
 from bdgd.data.stack import Slices, Stack
-from bdgd.storage import replacing
+from bdgd.storage import PatientFile, replacing
 
 
-def write_scans(path: str | Path, scans: Scans) -> None:
+def write_scans(path: str | Path, scans: Scans, *, provenance: Mapping[str, Any] | None = None) -> None:
     """Write scans to an HDF5 file, replacing one that is there; a failure leaves what was there, and nothing else.
 
     Every slice is a chunk with a checksum: slices are read one by one, and a damaged file is an error, not a wrong image.
+    provenance: where the scans come from, kept with the sinogram as JSON; readers leave it alone.
     """
     import h5py
 
@@ -37,12 +38,16 @@ def write_scans(path: str | Path, scans: Scans) -> None:
         raise InputError(f"write_scans needs Scans, got {type(scans).__name__}; make them with bdgd.simulate or Scans(sinograms, geometry)")
     attributes = _attributes(scans)
     # Format 1.8, which every HDF5 since 2008 reads: before it an attribute ended at 64 KB, so at 8191 angles.
-    with replacing(path) as temporary, h5py.File(temporary, "x", libver=("v108", "v108")) as file:
-        file.attrs.update(attributes)
-        for name, tensor in (("sinogram", scans.sinograms), ("image", scans.images)):
-            if tensor is not None:
-                values = _as_numpy(tensor[:, 0])
-                file.create_dataset(name, data=values, chunks=(1, *values.shape[1:]), fletcher32=True)
+    with replacing(path) as temporary, PatientFile(temporary, "x+") as raw:
+        with h5py.File(raw, "w", libver=("v108", "v108")) as file:
+            file.attrs.update(attributes)
+            for name, tensor in (("sinogram", scans.sinograms), ("image", scans.images)):
+                if tensor is not None:
+                    values = _as_numpy(tensor[:, 0])
+                    file.create_dataset(name, data=values, chunks=(1, *values.shape[1:]), fletcher32=True)
+            if provenance is not None:
+                file["sinogram"].attrs["provenance"] = json.dumps(dict(provenance))
+        raw.check()
 
 
 def read_scans(path: str | Path, slices: Slices = None, dtype: torch.dtype = torch.float32, *, axis: float | str | None = None) -> Scans:

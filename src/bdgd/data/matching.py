@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bdgd.checks import InputError
-from bdgd.data.resampling import Detectors, resampled
+from bdgd.data.resampling import Detectors, averaged_images, resampled
 from bdgd.data.scans import Scans
 from bdgd.data.units import shorter_unit
 from bdgd.data.views import Views, allowed_deviation, deviations, nearest_views, possible_rotations
@@ -44,7 +44,7 @@ def match(scans: Scans, geometry: Geometry, *, tolerance: float = 0.1) -> tuple[
     Lengths in another unit are scaled; views are picked at the nearest angle, no further off than `tolerance` of the model's view spacing
     nor than half a pixel at the image's edge; detectors are picked, averaged or interpolated. Views that only fit after
     a rotation of the object are used as they are: `rotation` of the result and a note say by how much its images are turned.
-    True images are kept where they are still true. InputError lists all that does not fit.
+    True images are kept, or averaged over wider pixels, where they are still true. InputError lists all that does not fit.
     """
     if scans.geometry is None:
         raise InputError("scans without a geometry cannot be matched to a model; pass Scans(sinograms, geometry)")
@@ -56,9 +56,10 @@ def match(scans: Scans, geometry: Geometry, *, tolerance: float = 0.1) -> tuple[
         raise _refusal(report)
     factor = _length_factor(scans.geometry, geometry)
     ours = _in_model_lengths(scans, factor, geometry, report)
-    _check_image(ours, geometry, report)
+    unit = shorter_unit(scans.unit, factor)
+    _check_image(ours, geometry, unit, report)
     views = _pick_views(ours, geometry, tolerance, report)
-    sinograms = _fit_detectors(scans.sinograms, ours, geometry, views, report)
+    sinograms = _fit_detectors(scans.sinograms, ours, geometry, views, unit, report)
     if report.problems or views is None or sinograms is None:
         if isinstance(ours, FanBeam) and factor not in _UNITS:  # alone it is no more than another scale
             scan, model = ours.source_to_axis / factor, ours.source_to_axis
@@ -80,8 +81,8 @@ def _in_words(geometry: Geometry) -> str:
     )
 
 
-def _grid(geometry: Geometry) -> str:
-    return f"{geometry.image_size[0]} x {geometry.image_size[1]} pixels of {geometry.pixel_size:.6g}"
+def _grid(geometry: Geometry, unit: str | None = None) -> str:
+    return f"{geometry.image_size[0]} x {geometry.image_size[1]} pixels of {geometry.pixel_size:.6g}" + (f" {unit}" if unit else "")
 
 
 # --- lengths -------------------------------------------------------------------------------------------------------------
@@ -138,11 +139,11 @@ def _same_image(ours: Geometry, theirs: Geometry) -> bool:
     return ours.image_size == theirs.image_size and math.isclose(ours.pixel_size, theirs.pixel_size, rel_tol=_SAME)
 
 
-def _check_image(ours: Geometry, theirs: Geometry, report: _Report) -> None:
+def _check_image(ours: Geometry, theirs: Geometry, unit: str | None, report: _Report) -> None:
     """The image is the model's; it must show what the scan's would."""
     if _same_image(ours, theirs):
         return
-    grids = [_grid(ours), _grid(theirs)]
+    grids = [_grid(ours, unit), _grid(theirs, unit)]
     shares = [(n * theirs.pixel_size) / (m * ours.pixel_size) for m, n in zip(ours.image_size, theirs.image_size, strict=True)]
     if min(shares) < _SEEN or max(shares) > _LARGER:
         report.problems.append(
@@ -171,12 +172,13 @@ def _pick_views(ours: Geometry, theirs: Geometry, tolerance: float, report: _Rep
 def _say_views(ours: Geometry, theirs: Geometry, views: Views, report: _Report) -> None:
     if not (ours.views == theirs.views and (views.numbers == np.arange(theirs.views)).all() and not views.flipped.any()):
         flipped = f", {int(views.flipped.sum())} of them from the other side" if views.flipped.any() else ""
-        report.notes.append(f"{theirs.views} of the scan's {ours.views} views were taken{flipped}")
+        first, last = (round(math.degrees(ours.angles[views.numbers[k]]), 6) % 360 for k in (0, -1))
+        report.notes.append(f"{theirs.views} of the scan's {ours.views} views were taken, from {first:.6g} to {last:.6g} degrees{flipped}")
     if views.deviation > 1e-6:
         report.notes.append(f"the views' angles differ from the model's by up to {math.degrees(views.deviation):.3g} degrees")
     if views.rotation:
         report.notes.append(
-            f"the scan's arc starts {math.degrees(views.rotation):.6g} degrees after the model's, so its images come out turned:"
+            f"the views that were taken start {math.degrees(views.rotation):.6g} degrees after the model's, so images come out turned:"
             f" turn them by {math.degrees(views.rotation):.6g} degrees counter-clockwise (y upward) to lie as the object did"
         )
 
@@ -193,7 +195,9 @@ def _view_problem(ours: Geometry, theirs: Geometry, allowed: float) -> str:
 # --- detectors -----------------------------------------------------------------------------------------------------------
 
 
-def _fit_detectors(sinograms: Tensor, ours: Geometry, theirs: Geometry, views: Views | None, report: _Report) -> Tensor | None:
+def _fit_detectors(
+    sinograms: Tensor, ours: Geometry, theirs: Geometry, views: Views | None, unit: str | None, report: _Report
+) -> Tensor | None:
     """(B, 1, V, D) the picked views on the model's detectors; a flipped view is read at -s, so that its offset stays right."""
     line, wanted = Detectors.of(ours), Detectors.of(theirs)
     if problem := line.cannot_serve(wanted, sinograms):
@@ -206,7 +210,7 @@ def _fit_detectors(sinograms: Tensor, ours: Geometry, theirs: Geometry, views: V
     if views.flipped.any():
         flipped = torch.as_tensor(views.flipped)[:, None]
         result = torch.where(flipped.to(result.device), resampled(straight.flip(-1), line.flipped(), wanted), result)
-    if note := line.how_it_serves(wanted):
+    if note := line.how_it_serves(wanted, unit):
         report.notes.append(note)
     return result
 
@@ -214,11 +218,19 @@ def _fit_detectors(sinograms: Tensor, ours: Geometry, theirs: Geometry, views: V
 # --- result --------------------------------------------------------------------------------------------------------------
 
 
+def _true_images(images: Tensor | None, ours: Geometry, theirs: Geometry, views: Views, report: _Report) -> Tensor | None:
+    """The truth on the model's pixels, where it is known on narrower ones and lies as the model's image will."""
+    if images is None or (_same_image(ours, theirs) and not views.rotation):
+        return images
+    averaged = None if views.rotation else averaged_images(images, ours, theirs)
+    reason = "the model's image comes out turned" if views.rotation else "they do not hold the model's pixels"
+    done = f"left out: {reason}" if averaged is None else "averaged over the model's pixels"
+    report.notes.append(f"the true images were {done}")
+    return averaged
+
+
 def _result(scans: Scans, sinograms: Tensor, ours: Geometry, theirs: Geometry, factor: float, views: Views, report: _Report) -> Scans:
-    images = scans.images
-    if images is not None and (views.rotation or not _same_image(ours, theirs)):
-        report.notes.append("the true images were left out: they are on another grid or turned")
-        images = None
+    images = _true_images(scans.images, ours, theirs, views, report)
     spacing = None if scans.slice_spacing is None else factor * scans.slice_spacing
     return replace(
         scans,

@@ -1,4 +1,7 @@
-"""A sinogram on other detectors: picked where they coincide, averaged where they are wider, interpolated where they lie between."""
+"""A sinogram on other detectors: picked where they coincide, averaged where they are wider, interpolated where they lie between.
+
+And a true image on wider pixels.
+"""
 
 from __future__ import annotations
 
@@ -59,12 +62,13 @@ class Detectors:
                 )
         return None
 
-    def how_it_serves(self, wanted: Detectors) -> str | None:
-        """What `resampled` does, in words; None where it does nothing."""
+    def how_it_serves(self, wanted: Detectors, unit: str | None = None) -> str | None:
+        """What `resampled` does, in words, with the unit of the widths where it is known; None where it does nothing."""
         ratio = wanted.width / self.width
         shift = (wanted.edges[0] - self.edges[0]) / self.width
         aligned = abs(shift - round(shift)) < _SAME and abs(ratio - round(ratio)) * wanted.count < _SAME
-        sizes = f"{self.count} of {self.width:.6g} to {wanted.count} of {wanted.width:.6g}"
+        named = f" {unit}" if unit else ""
+        sizes = f"{self.count} of {self.width:.6g}{named} to {wanted.count} of {wanted.width:.6g}{named}"
         beyond = self.beyond(wanted)
         tail = f"; {beyond} of them lie beyond the scan's, in air, and repeat its last value" if beyond else ""
         if aligned and round(ratio) == 1:
@@ -72,7 +76,7 @@ class Detectors:
         if aligned:
             return f"{round(ratio)} neighbouring detectors were averaged into one, from {sizes}{tail}"
         offset = float(wanted.centres.mean() - self.centres.mean())
-        return f"the detectors were resampled linearly, from {sizes}, moved by {offset:.4g}{tail}"
+        return f"the detectors were resampled linearly, from {sizes}, moved by {offset:.4g}{named}{tail}"
 
     def beyond(self, wanted: Detectors) -> int:
         """How many wanted cells have their centre outside this line."""
@@ -89,6 +93,23 @@ def resampled(sinograms: Tensor, line: Detectors, wanted: Detectors) -> Tensor:
     weights = _shares(line, wanted) if wanted.width >= line.width * (1 - _SAME) else _between(line, wanted)
     values = sinograms.to(torch.float64) @ torch.from_numpy(weights.T.copy()).to(sinograms.device)
     return values.to(sinograms.dtype)
+
+
+def averaged_images(images: Tensor, ours: Geometry, theirs: Geometry) -> Tensor | None:
+    """(B, 1, H, W) the means of true images over the pixels of another grid; None where these are narrower or reach further out."""
+    weights = []
+    for count, wanted in zip(ours.image_size, theirs.image_size, strict=True):
+        line, pixels = _pixels(count, ours.pixel_size), _pixels(wanted, theirs.pixel_size)
+        if pixels.width < line.width or pixels.edges[-1] > line.edges[-1] * (1 + _SAME):
+            return None
+        weights.append(torch.from_numpy(_shares(line, pixels)).to(images.device))
+    means: Tensor = weights[0] @ images.to(torch.float64) @ weights[1].T
+    return means.to(images.dtype)
+
+
+def _pixels(count: int, size: float) -> Detectors:
+    """One side of an image with the axis of rotation in its middle."""
+    return Detectors(count, size, -(count - 1) / 2 * size)
 
 
 def _shares(line: Detectors, wanted: Detectors) -> np.ndarray:

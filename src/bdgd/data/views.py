@@ -9,6 +9,7 @@ import numpy as np
 
 from bdgd.operators.geometry import FanBeam, Geometry
 
+_ROUNDING = 1e-6  # radians: smaller differences between angles come from how they were written, and decide nothing
 _EDGE = 0.5  # pixels at the edge of the image that a wrong angle may move
 
 
@@ -68,7 +69,7 @@ def nearest_views(ours: Geometry, theirs: Geometry, rotations: np.ndarray) -> Vi
         off = _apart(known[around], wanted)
         choice = np.take_along_axis(around, off.argmin(0)[None], 0)[0]
         deviation = float(off.min(0).max())
-        if best is None or deviation < best.deviation - 1e-9:
+        if best is None or deviation < best.deviation - _ROUNDING:
             numbers = order[choice]
             best = Views(numbers % ours.views, numbers >= ours.views, float(rotation), deviation)
     assert best is not None

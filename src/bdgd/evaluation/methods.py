@@ -47,7 +47,10 @@ def setting_of(names: Iterable[str]) -> str:
             geometry = getattr(load(name).A, "geometry", None)
             found = next((setting for setting, known in SETTINGS.items() if known == geometry), None)
             if found is None:
-                raise InputError(f"the model {name} is for a geometry of its own, which has no test set; try it on scans of bdgd simulate")
+                raise InputError(
+                    f"the model {name} is for a geometry of its own, which has no test set;"
+                    " add --scans FILE, a file of bdgd simulate --geometry SCAN"
+                )
             return found
     return "sparse30"
 

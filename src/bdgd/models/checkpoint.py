@@ -119,6 +119,12 @@ def pretrained() -> list[str]:
     return sorted(entry.name.removesuffix(".safetensors") for entry in entries if entry.name.endswith(".safetensors"))
 
 
+def geometry_of(source: str | Path) -> Geometry | None:
+    """The geometry that a model was trained for, from the header of its file alone; None for an operator without."""
+    values = _read(_find(source), tensors=False)[1].get("geometry")
+    return None if values is None else geometry_from_dict(values)
+
+
 def _weights() -> Any:
     return resources.files("bdgd.models") / "weights"
 
@@ -147,15 +153,20 @@ def write_tensors(path: str | Path, tensors: dict[str, Tensor], header: dict[str
 
 def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """What `write_tensors` wrote."""
+    return _read(path)
+
+
+def _read(path: str | Path, *, tensors: bool = True) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors, unless they are not wanted, and the header."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(str(path), framework="pt") as file:
             header = json.loads((file.metadata() or {}).get("bdgd", "null"))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (safe_open is not iterable)
+            found = {name: file.get_tensor(name) for name in file.keys()} if tensors else {}  # noqa: SIM118 (safe_open is not iterable)
     except (SafetensorError, OSError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise InputError(f"{path} cannot be read as a safetensors file ({reason}); check that it was copied completely") from None
     if not isinstance(header, dict):
         raise InputError(f"{path} is a safetensors file, but not one of bdgd: its header has no 'bdgd' entry")
-    return tensors, header
+    return found, header

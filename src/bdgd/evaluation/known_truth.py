@@ -1,0 +1,149 @@
+"""Methods scored on scans of one's own whose truth is known: a rehearsal with the geometry, values and noise of a scanner.
+
+The scans are brought to the geometry of the models and corrected as these need it, and every method gets the same ones. TV takes for
+each scan the weight of best mean PSNR on the *other* scans. The data range of PSNR and SSIM is that of the truth where the scans have a
+unit, and 1 otherwise, as in a report.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bdgd.checks import InputError
+from bdgd.classical import fbp, tv
+from bdgd.data import Scans, match
+from bdgd.evaluation.benchmark import FULL, Effort
+from bdgd.evaluation.methods import METHODS, find_method
+from bdgd.evaluation.strata import PosteriorLike
+from bdgd.metrics import coverage, psnr, ssim
+from bdgd.models import load
+from bdgd.operators import RayTransform
+
+#: Weights tried for TV on an image of range 1, from much too smooth to much too rough, each from the result of the one before; for other
+#: ranges in proportion. Short arcs converge slowly, so it ends where `bdgd measured` ends it.
+TV_WEIGHTS = (3e-3, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5)
+TOLERANCE, MOST_ITERATIONS = 3e-3, 2000
+LEVEL = 0.95
+
+Told = Callable[[int, float], None]  # images done, mean PSNR so far
+
+
+@dataclass(frozen=True)
+class ScanScores:
+    """One value per scan; coverage and width are those of the 95 % interval, None for a method without error bars."""
+
+    psnr: tuple[float, ...]
+    ssim: tuple[float, ...]
+    seconds: float
+    recipe: dict[str, Any]
+    coverage: tuple[float, ...] | None = None
+    width: tuple[float, ...] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for a file, with the means over the scans first."""
+        lists = {name: list(values) for name in ("psnr", "ssim", "coverage", "width") if (values := getattr(self, name)) is not None}
+        means = {f"mean_{name}": sum(values) / len(values) for name, values in lists.items()}
+        return {**means, "seconds": self.seconds, "recipe": self.recipe, **lists}
+
+
+def scans_for(scans: Scans, methods: Sequence[str]) -> Scans:
+    """The scans as the trained models among the methods need them, by geometry and correction; as they are where there is none.
+
+    InputError where the truth is not known, where models need different scans, or where TV has no other scan to choose on.
+    """
+    if "tv" in methods and len(scans) < 2:
+        raise InputError("tv chooses its weight on other scans than it is scored on, and there is one; simulate more with --count")
+    needs = [(name, load(name)) for name in methods if name not in METHODS]
+    for name, model in needs[1:]:
+        first, other = needs[0]
+        if (getattr(model.A, "geometry", None), model.correction) != (getattr(other.A, "geometry", None), other.correction):
+            raise InputError(f"the models {first} and {name} need different scans, by geometry or correction; score them one by one")
+    if needs:
+        geometry = getattr(needs[0][1].A, "geometry", None)
+        if geometry is None:
+            raise InputError(f"the model {needs[0][0]} has no geometry, so scans cannot be fitted to it; choose a model of a scanner")
+        scans = match(scans, geometry)[0].corrected(needs[0][1].correction)
+    if scans.images is None:
+        why = next((f": {note}" for note in scans.notes if "true images" in note), "")
+        raise InputError(f"a score needs the true images, and the scans have none{why}; make such scans with bdgd simulate --geometry SCAN")
+    return scans
+
+
+def score_on_scans(
+    name: str, A: RayTransform, scans: Scans, *, seed: int = 0, effort: Effort = FULL, report: Told | None = None
+) -> ScanScores:
+    """The scores of one method on the scans of `scans_for`, which are those of the operator, one scan at a time."""
+    if name == "tv":
+        return _score_tv(A, scans, report)
+    if name == "fbp":
+        return _score(lambda y: fbp(A, y), scans, {"filter": "ram-lak"}, report)
+    method = find_method(name)(A, seed, effort)
+    assert method.posterior is not None
+    return _score(method.posterior, scans, method.recipe, report)
+
+
+def _score(make: Callable[[Tensor], Tensor | PosteriorLike], scans: Scans, recipe: dict[str, Any], report: Told | None) -> ScanScores:
+    """make: sinograms (1, 1, V, D) to an image or to a posterior."""
+    found: dict[str, list[float]] = {"psnr": [], "ssim": [], "coverage": [], "width": []}
+    seconds = 0.0
+    for scan in (scans[index] for index in range(len(scans))):
+        assert scan.images is not None
+        start = time.perf_counter()
+        made = make(scan.sinograms)
+        image = made if isinstance(made, Tensor) else made.mean
+        if image.is_cuda:
+            torch.cuda.synchronize(image.device)
+        seconds += time.perf_counter() - start
+        _add_quality(found, image, scan)
+        if not isinstance(made, Tensor):
+            lower, upper = made.interval(LEVEL)
+            found["coverage"].append(float(coverage(made, scan.images, LEVEL)))
+            found["width"].append(float((upper - lower).mean()))
+        if report is not None:
+            report(1, sum(found["psnr"]) / len(found["psnr"]))
+    bars = {name: tuple(found[name]) or None for name in ("coverage", "width")}
+    return ScanScores(tuple(found["psnr"]), tuple(found["ssim"]), seconds, recipe, **bars)
+
+
+def _add_quality(found: dict[str, list[float]], image: Tensor, scan: Scans) -> None:
+    assert scan.images is not None
+    data_range = range_of(scan)
+    found["psnr"].append(float(psnr(image, scan.images, data_range)))
+    found["ssim"].append(float(ssim(image, scan.images, data_range)))
+
+
+def range_of(scans: Scans) -> float:
+    """The data range: that of the truth where images are per a unit of length, else 1, by convention."""
+    assert scans.images is not None
+    return float(scans.images.max() - scans.images.min()) or 1.0 if scans.unit else 1.0
+
+
+def _score_tv(A: RayTransform, scans: Scans, report: Told | None) -> ScanScores:
+    weights = [weight * range_of(scans) for weight in TV_WEIGHTS]
+    seconds, found, image = 0.0, [], None
+    for weight in weights:
+        quality: dict[str, list[float]] = {"psnr": [], "ssim": []}
+        start = time.perf_counter()
+        image = tv(A, scans.sinograms, weight, start=image, tolerance=TOLERANCE, most_iterations=MOST_ITERATIONS)
+        seconds += time.perf_counter() - start
+        for index in range(len(scans)):
+            _add_quality(quality, image[index : index + 1], scans[index])
+        found.append(quality)
+        if report is not None:
+            report(len(scans), sum(quality["psnr"]) / len(scans))
+    chosen = chosen_elsewhere(torch.tensor([quality["psnr"] for quality in found]))
+    parts = {name: tuple(found[w][name][index] for index, w in enumerate(chosen)) for name in ("psnr", "ssim")}
+    recipe = {"weights": [weights[w] for w in chosen], "chosen_on": "the other scans"}
+    return ScanScores(parts["psnr"], parts["ssim"], seconds, recipe)
+
+
+def chosen_elsewhere(quality: Tensor) -> list[int]:
+    """For each of B scans the candidate of best mean quality (C, B) on the other scans."""
+    others = quality.sum(1, keepdim=True) - quality
+    return [int(best) for best in others.argmax(0)]
