@@ -234,7 +234,7 @@ def test_a_scan_is_corrected_before_the_network_sees_it(model_file: Path, tmp_pa
     write_scans(tmp_path / "scan.h5", measured(2))
     result = bdgd(tmp_path / "scan.h5", "-m", model_file, "-o", tmp_path / "out")
     assert result.exit_code == 0, result.output
-    lines = [line for line in result.stderr.splitlines() if "corrected" in line]
+    lines = [line for line in result.stderr.splitlines() if "the scan was corrected" in line]
     assert len(lines) == 1 and "air of +0.0300" in lines[0] and "p + 0.27 p^2" in lines[0]
     wanted = reconstruct(small_model(A=A), A(measured(2).images), 3, generator=seeded())
     with h5py.File(tmp_path / "out" / "posterior.h5") as file:
