@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import pytest
+from typer.testing import CliRunner
+
+from bdgd.apps import cli
 from bdgd.apps.devices import compared
 
 
@@ -28,3 +33,23 @@ def test_only_the_same_weights_and_images_are_compared() -> None:
     assert row(device("A", [40.0, 50.0]))[-1] == "one device only"
     assert row(device("A", [40.0, 50.0]), device("B", [40.0, 50.0], "others"))[-1] == "other weights or images"
     assert row(device("A", [40.0, 50.0]), device("B", [40.0, 41.0, 50.0]))[-1] == "other weights or images"
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"models": {"model": {}}, "hardware": "A"}', ""])
+def test_results_that_cannot_be_read_are_said_before_any_work(text: str, tmp_path: Path) -> None:
+    (tmp_path / "quick/devices").mkdir(parents=True)
+    (tmp_path / "quick/devices/a.json").write_text(text)
+    result = CliRunner().invoke(cli.app, ["reproduce", "devices", "--quick", "--results", str(tmp_path), "--device", "cpu"])
+    assert result.exit_code == 2 and "cannot be read as the results of a device" in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize(
+    "command", [("reproduce", "devices"), ("reproduce", "epistemic"), ("reproduce", "honesty"), ("stress", "sparse30-mfvi")]
+)
+@pytest.mark.parametrize("page", ["no place", None])
+def test_a_page_without_a_place_is_said_before_any_work(command: tuple[str, ...], page: str | None, tmp_path: Path) -> None:
+    path, results = tmp_path / "page.md", ("--results", str(tmp_path)) if command[0] == "reproduce" else ()
+    if page is not None:
+        path.write_text(page)
+    result = CliRunner().invoke(cli.app, [*command, "--page", str(path), *results, "--device", "cpu"])
+    assert result.exit_code == 2 and ("no place" in result.output or "no page" in result.output), result.output

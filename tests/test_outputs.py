@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import h5py
+import nibabel
 import numpy as np
 import pytest
 import tifffile
@@ -109,7 +110,6 @@ def test_nifti_by_its_bytes(folder: Path) -> None:
 
 
 def test_nibabel_reads_what_we_write(folder: Path) -> None:
-    nibabel = pytest.importorskip("nibabel")
     for name in ("mean", "std"):
         image = nibabel.load(folder / f"{name}.nii")
         assert image.shape == (6, 4, 3) and image.header.get_data_dtype() == np.float32

@@ -12,9 +12,10 @@ from typing import Any
 from bdgd.apps.cells import Job
 from bdgd.apps.options import make_folder
 from bdgd.apps.provenance import measured_on, provenance
+from bdgd.checks import InputError
 from bdgd.data import named_generator
 from bdgd.evaluation import SETTINGS, table_scans
-from bdgd.evaluation.tables import has_place, insert
+from bdgd.evaluation.tables import insert, require_place
 from bdgd.inference import reconstruct
 from bdgd.metrics import psnr
 from bdgd.models import Reconstructor, load, pretrained
@@ -32,7 +33,10 @@ def make_devices(job: Job, page: Path | None = None) -> None:
     """Score every shipped model of the tables on this device, and compare it with the devices that were there before."""
     origin = provenance(0, job.device)
     path = make_folder(job.folder / "devices") / f"{re.sub(r'[^a-z0-9]+', '-', str(origin['hardware']).lower()).strip('-')}.json"
-    results: Results = json.loads(path.read_text()) if path.is_file() else {"hardware": origin["hardware"], "models": {}}
+    if page is not None:
+        require_place(page, "devices")
+    devices = {each: _read(each) for each in path.parent.glob("*.json")}
+    results = devices.setdefault(path, {"hardware": origin["hardware"], "models": {}})
     for name in reversed(pretrained()):  # sparse view first, which is quicker
         model = load(name, device=job.device)
         identity = {"weights": model.fingerprint(), "effort": asdict(job.effort)}
@@ -44,12 +48,22 @@ def make_devices(job: Job, page: Path | None = None) -> None:
         made = {**origin, "seconds": round(time.perf_counter() - start, 1)}
         results["models"][name] = {**identity, "psnr": found, "provenance": made}
         write_json(path, results)
-    text = compared([json.loads(each.read_text()) for each in sorted(path.parent.glob("*.json"))], job.effort.note())
+    text = compared([devices[each] for each in sorted(devices)], job.effort.note())
     with replacing(job.folder / "devices.md") as temporary:
         temporary.write_text(text + "\n")
-    if page is not None and has_place(page, "devices"):
+    if page is not None:
         insert(page, "devices", text)
     job.out.say(text)
+
+
+def _read(path: Path) -> Results:
+    """What was measured on a device before."""
+    try:
+        results: Results = json.loads(path.read_text())
+        _ = [(cell["psnr"], cell["weights"], cell["provenance"]) for cell in results["models"].values()], results["hardware"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{path} cannot be read as the results of a device ({error}); delete it to make it again") from None
+    return results
 
 
 def _psnrs(job: Job, name: str, model: Reconstructor) -> list[float]:

@@ -18,7 +18,7 @@ from bdgd.evaluation.honesty import CANDIDATES, CASES, Case
 from bdgd.evaluation.honesty_scores import measure_case
 from bdgd.evaluation.honesty_table import markdown
 from bdgd.evaluation.selection import Selection, pool_scans, quality_by_block, selection_scores
-from bdgd.evaluation.tables import insert
+from bdgd.evaluation.tables import insert, require_place
 from bdgd.models import DeepGradientDescent
 from bdgd.operators import RayTransform
 from bdgd.storage import write_json
@@ -29,6 +29,8 @@ def make_honesty(job: Job, page: Path | None = None, images: int | None = None) 
 
     The trainings of `bdgd reproduce epistemic` in the same RUNS are used. images: training images instead of the preset's.
     """
+    if page is not None:
+        require_place(page, "honesty")
     presets = {training: preset_of(training, images) for training in CANDIDATES}
     data = preset_of(POINT, images)
     tell_cost(job, "honesty", presets.values())

@@ -19,7 +19,7 @@ from bdgd.evaluation import save_figure
 from bdgd.evaluation.conditions import KINDS, Condition, geometry_of, standard_conditions
 from bdgd.evaluation.degradation import Degradation, degradation_curves
 from bdgd.evaluation.degradation_figures import COLUMNS, degradation_figure, degradation_markdown, degradation_rows
-from bdgd.evaluation.tables import insert
+from bdgd.evaluation.tables import insert, require_place
 from bdgd.models import Reconstructor, load
 from bdgd.storage import replacing, write_json
 
@@ -51,6 +51,8 @@ def stress(
     where = choose_device(device)
     for path in filter(None, (output, table, figure, page)):
         require_writable(path)
+    if page is not None:
+        require_place(page, "stress")
     network = load(model, device=where)
     side = _side(network)
     ordinary, conditions = _chosen(network, noise, only)

@@ -120,12 +120,20 @@ def has_place(path: Path, marker: str) -> bool:
     return f"<!-- {marker} -->" in path.read_text()
 
 
-def insert(path: Path, marker: str, text: str) -> None:
-    """Put the text between <!-- marker --> and <!-- /marker --> of a page."""
-    page = path.read_text()
+def require_place(path: Path, marker: str) -> None:
+    """Raise unless the page has such a place, which is better known before hours of work than after them."""
     start, end = f"<!-- {marker} -->", f"<!-- /{marker} -->"
+    if not path.is_file():
+        raise InputError(f"there is no page {path}; make one with the lines {start} and {end}")
+    page = path.read_text()
     if start not in page or end not in page:
         raise InputError(f"{path} has no place for the table; add the lines {start} and {end}")
+
+
+def insert(path: Path, marker: str, text: str) -> None:
+    """Put the text between <!-- marker --> and <!-- /marker --> of a page."""
+    require_place(path, marker)
+    page, start, end = path.read_text(), f"<!-- {marker} -->", f"<!-- /{marker} -->"
     before, after = page.split(start)[0], page.split(end, 1)[1]
     with replacing(path) as temporary:
         temporary.write_text(f"{before}{start}\n{text}\n{end}{after}")
