@@ -16,6 +16,9 @@ from bdgd.operators import ParallelBeam, RayTransform
 
 KINDS = list(LAST_LAYERS)
 RANDOM_KINDS = [kind for kind, layer in LAST_LAYERS.items() if layer.random]
+#: how draws are made, and every kind of random layer with each of them
+MODES = ["weights", "pixels"]
+RANDOM_CASES = [(kind, mode) for kind in RANDOM_KINDS for mode in MODES]
 #: every model there is, by the name that `small_model` takes
 MODELS = [*KINDS, "primal_dual"]
 
@@ -103,3 +106,10 @@ def stated_moments(kind: str, layer: PointLayer) -> tuple[Tensor, Tensor]:
                 factor[i, j] = next(entries)
         return mean, factor @ factor.T
     raise AssertionError(f"last layer {kind!r} is new: write its mean and covariance here, so that its draws are tested")
+
+
+def quick_model(kind: str = "mean_field", size: int = 8) -> DeepGradientDescent:
+    """One block on a bare operator, which costs little beside it: for many draws."""
+    model = small_model(kind, dense(small_transform(size)), blocks=1)
+    model.initial = lambda A, y: 0.05 * A.T(y)
+    return model

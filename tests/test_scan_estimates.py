@@ -1,0 +1,127 @@
+"""What a scan tells about itself: its noise, its values, and the errors to train against."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from bdgd.apps.own_scan import gradient_scale, noise_on, scanner_errors, value_scale
+from bdgd.apps.scanner import training_geometry
+from bdgd.checks import InputError
+from bdgd.data import (
+    Ellipses,
+    GaussianNoise,
+    PoissonNoise,
+    Scans,
+    discs_with_holes,
+    draw_ellipses,
+    ellipse_sinogram,
+    estimate_noise,
+    random_ellipses,
+)
+from bdgd.operators import FanBeam, ParallelBeam, RayTransform
+
+CPU = torch.device("cpu")
+
+
+MATERIAL = 0.035  # per mm
+
+
+FAN = FanBeam(
+    image_size=64,
+    angles=np.deg2rad(np.arange(0, 360, 4)),
+    detectors=140,
+    detector_spacing=0.8,
+    pixel_size=1.18656,
+    source_to_axis=410.66,
+    source_to_detector=553.74,
+)
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.fixture(scope="module")
+def scan() -> Scans:
+    """An analytic disc of 30 mm radius, with a hole, photon noise and air off by 0.02."""
+    disc = Ellipses.from_rows([(MATERIAL, 30.0, 30.0, 1.0, -2.0, 0.0), (-MATERIAL, 6.0, 9.0, 10.0, 5.0, 0.4)])
+    clean = ellipse_sinogram(disc, FAN, unit=1 / FAN.pixel_size)
+    return Scans(PoissonNoise(1e5)(clean + 0.02, generator=generator()), FAN, unit="mm")
+
+
+# --- what a scan tells ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("relative", [0.003, 0.01, 0.03])
+@pytest.mark.parametrize("what", ["ellipses", "analytic", "discs"])
+def test_normal_noise_is_estimated_to_15_per_cent(what: str, relative: float) -> None:
+    if what == "analytic":
+        clean = ellipse_sinogram(draw_ellipses(4, generator(5)), FAN)
+    else:
+        geometry = FAN if what == "discs" else ParallelBeam.sparse(image_size=128, views=30)
+        size = geometry.image_size[0]
+        images = discs_with_holes(4, size, generator=generator(3)) if what == "discs" else random_ellipses(4, size, generator=generator(2))
+        clean = RayTransform(geometry)(images)
+    noisy = GaussianNoise(relative)(clean, generator=generator(1))
+    found = [estimate_noise(noisy[i : i + 1]) for i in range(4)]
+    assert all(isinstance(noise, GaussianNoise) for noise in found)
+    ratios = [noise.relative / relative for noise in found if isinstance(noise, GaussianNoise)]
+    assert np.median(ratios) == pytest.approx(1, abs=0.15), ratios
+    assert max(abs(ratio - 1) for ratio in ratios) < (0.35 if what == "discs" and relative < 0.01 else 0.2), ratios
+
+
+def test_photon_noise_is_recognised_and_its_size_estimated_to_15_per_cent(scan: Scans) -> None:
+    for part in (scan.sinograms, scan.sinograms[:, :, ::3]):
+        noise = estimate_noise(part)
+        assert isinstance(noise, PoissonNoise) and noise.attenuation == 1.0
+        assert math.sqrt(1e5 / noise.photons) == pytest.approx(1, abs=0.15)
+
+
+def test_noise_on_wider_detectors_has_more_photons(scan: Scans) -> None:
+    coarse, _ = training_geometry(FAN, size=16)
+    noise = noise_on(scan, coarse)
+    assert isinstance(noise, PoissonNoise) and noise.photons == pytest.approx(8e5, rel=0.3)  # 8 detectors into one
+
+
+def test_noise_needs_neighbours() -> None:
+    with pytest.raises(InputError, match="from 3 detectors; give it with --noise"):
+        estimate_noise(torch.rand(1, 1, 9, 3))
+
+
+@pytest.mark.parametrize("homogeneous", [True, False])
+def test_the_value_scale_is_that_of_the_material(scan: Scans, homogeneous: bool) -> None:
+    assert value_scale(scan, homogeneous) == pytest.approx(MATERIAL, rel=0.06)
+
+
+def test_the_value_scale_of_a_short_arc(scan: Scans) -> None:
+    short = replace(scan, sinograms=scan.sinograms[:, :, :15], geometry=FAN[:15])
+    assert value_scale(short) == pytest.approx(MATERIAL, rel=0.12)
+
+
+def test_an_empty_scan_has_no_value_scale(scan: Scans) -> None:
+    with pytest.raises(InputError, match="shows no object"):
+        value_scale(replace(scan, sinograms=torch.zeros_like(scan.sinograms)))
+    with pytest.raises(InputError, match="no line integrals above 0"):
+        scanner_errors(torch.zeros(1, 1, 4, 9))
+
+
+def test_errors_to_train_against_cover_what_is_measured_in_air(scan: Scans) -> None:
+    mismatch, air = scanner_errors(scan.sinograms)
+    assert air == pytest.approx(0.02, abs=0.002)
+    assert mismatch.air_offset[0] < 0 < 0.02 < mismatch.air_offset[1] < 0.1
+    assert scanner_errors(scan.sinograms[..., 50:90])[1] is None  # no detector sees air
+
+
+def test_the_gradient_scale_is_the_papers_and_depends_on_neither_unit_nor_detectors() -> None:
+    assert gradient_scale(ParallelBeam.sparse(image_size=128, views=30), CPU) == pytest.approx(61, rel=0.01)
+    paper = ParallelBeam.sparse(image_size=32, views=9)
+    wanted = gradient_scale(paper, CPU)
+    inches = replace(paper, pixel_size=paper.pixel_size / 25.4, detector_spacing=paper.detector_spacing / 25.4)
+    assert gradient_scale(inches, CPU) == pytest.approx(wanted, rel=1e-3)
+    finer = replace(paper, detectors=2 * paper.detectors, detector_spacing=paper.detector_spacing / 2)
+    assert gradient_scale(finer, CPU) == pytest.approx(wanted, rel=0.03)
