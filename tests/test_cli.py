@@ -123,6 +123,16 @@ def test_the_real_doctor_examines_the_papers_geometry_and_a_large_one() -> None:
 # demo
 
 
+def test_the_demo_says_how_to_reach_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    monkeypatch.setattr("sys.prefix", str(tmp_path / ".venv"))
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.chdir(tmp_path)
+    assert demo_command._activation() == []  # no environment that could be entered
+    (tmp_path / ".venv/bin/activate").touch()
+    assert [line for line, _ in demo_command._activation()] == ["source .venv/bin/activate"]
+
+
 def test_demo_writes_what_it_says(tmp_path: Path) -> None:
     result = bdgd("demo", "-o", tmp_path / "new" / "demo", "--device", "cpu", "--draws", 3)
     assert result.exit_code == 0, result.output

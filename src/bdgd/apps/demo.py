@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import shutil
+import sys
 import time
 from enum import StrEnum
 from pathlib import Path
@@ -89,9 +92,17 @@ def demo(
     )
     written = f"{output / 'report.html'}, {output / 'demo.png'} and {output / 'demo.json'}"
     out.say(f"wrote {written} in {time.perf_counter() - start:.1f} s on {hardware(where)}")
-    out.table(("", ""), NEXT, "Try next")
+    out.table(("", ""), [*_activation(), *NEXT], "Try next")
     if open == YesNo.yes and typer.launch(str(output / "report.html")):
         out.note(f"no program opened {output / 'report.html'}; open it by hand")
+
+
+def _activation() -> list[tuple[str, str]]:
+    """How to put the command on the path, where it was started by its place in an environment, as `make demo` does."""
+    script = Path(sys.prefix) / "bin" / "activate"
+    if shutil.which("bdgd") is not None or not script.is_file():
+        return []
+    return [(f"source {shlex.quote(os.path.relpath(script))}", "first: puts the command bdgd on your path")]
 
 
 def _report(
