@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,15 +23,14 @@ from bdgd.apps.console import Output
 from bdgd.checks import InputError
 from bdgd.classical import fbp, tv
 from bdgd.data import Correction, GaussianNoise, random_ellipses, simulate
-from bdgd.data.correction import hardened
 from bdgd.evaluation import measured, measured_methods, tooth
 from bdgd.evaluation.challenge import ARCS, CONDITIONS, NAMES, TRAINING, Condition, MeasuredScan, find_scans, read_measured, scanner
-from bdgd.evaluation.measured import Found, disc_scores, predicted_views, score_measured
+from bdgd.evaluation.measured import Found, disc_scores, score_measured
 from bdgd.evaluation.measured_methods import References, corrected, evaluate_scans, measured_fbp, measured_model, measured_tv, reference
 from bdgd.evaluation.measured_tables import MISSING, chosen_setting, is_complete, measured_markdown, read_entries, write_entries
-from bdgd.evaluation.mismatch import CORRECTION, HARDENING, air_offset
+from bdgd.evaluation.mismatch import CORRECTION, HARDENING
 from bdgd.evaluation.segmentation import rotated
-from bdgd.inference import Posterior
+from bdgd.metrics import psnr
 from bdgd.models import DeepGradientDescent, checkpoint, save
 from bdgd.operators import ParallelBeam, RayTransform
 from bdgd.storage import write_json
@@ -144,79 +143,6 @@ def test_references_are_kept_and_tv_tries_every_weight(tmp_path: Path, generator
     assert float(references([scan], CONDITIONS["views60"]).abs().max()) == 0.0
 
 
-def exact_posterior(image: Tensor, spread: float = 0.0) -> Posterior:
-    def replay() -> Iterator[Tensor]:
-        yield image
-
-    return Posterior(image, torch.zeros_like(image), torch.full_like(image, spread**2), 1, 0, replay)
-
-
-@pytest.mark.parametrize("degrees", [0, 90])
-def test_a_posterior_that_knows_all_covers_what_its_level_says(degrees: int, generator: torch.Generator) -> None:
-    """Left-out views of a pixel image, with air and photon noise: an exact posterior predicts them, in a turned frame too."""
-    image, rotation, geometry = disc_image(64, ACRYLIC), math.radians(degrees), coarse(measured_disc()).scans.geometry
-    assert geometry is not None
-    views = RayTransform(geometry, strategy="matrix-free")(image)
-    y = views + 0.014 + 0.0033 * torch.exp(views / 2) * torch.randn(views.shape, generator=generator)
-    scan = coarse(measured_disc("02a"))
-    scan = replace(scan, scans=replace(scan.scans, sinograms=y))
-    turned = rotated(image, -rotation).contiguous()
-    condition = CONDITIONS["arc90"]
-    found = Found(turned, (rotation,), exact_posterior(turned), geometry)
-    (scores,) = score_measured(found, [scan], condition, None, 0.0)
-    assert scores.coverage == pytest.approx(0.94, abs=0.03) and scores.width == pytest.approx(scores.noise_width, rel=0.1)
-    (wrong,) = score_measured(replace(found, rotations=(rotation + math.pi,)), [scan], condition, None, 0.0)
-    assert wrong.coverage is not None and wrong.coverage < 0.7
-    (wide,) = score_measured(replace(found, posterior=exact_posterior(turned, 0.02)), [scan], condition, None, 0.0)
-    assert wide.coverage is not None and wide.coverage > 0.99 and wide.width is not None and wide.width > 2 * scores.width
-
-
-def hardened_scan(generator: torch.Generator) -> tuple[MeasuredScan, Tensor]:
-    """A hardened scan of a pixel image (1, 1, 64, 64) with air and photon noise, and the image."""
-    scan, image = coarse(measured_disc("02a")), disc_image(64, ACRYLIC)
-    assert scan.scans.geometry is not None
-    p = hardened(RayTransform(scan.scans.geometry, strategy="matrix-free")(image), HARDENING)
-    y = p + 0.014 + 0.0033 * torch.exp(p / 2) * torch.randn(p.shape, generator=generator)
-    return replace(scan, scans=replace(scan.scans, sinograms=y)), image
-
-
-def test_left_out_views_of_a_corrected_scan_are_predicted_where_the_photons_were_counted(generator: torch.Generator) -> None:
-    """An exact posterior covers what its level says, thin and thick parts alike, and no more than the noise is its width."""
-    raw, image = hardened_scan(generator)
-    scan, condition = corrected(raw), CONDITIONS["views30"]
-    found = Found(image, (0.0,), exact_posterior(image), scan.scans.geometry, CORRECTION)
-    ((lower, upper, y, noise),) = predicted_views(found, [scan], condition)
-    above_air = raw.seen(condition.left_out(raw.name)[::5]).sinograms - air_offset(raw.scans.sinograms)
-    torch.testing.assert_close(y, above_air, rtol=1e-5, atol=1e-5)
-    held, width = (lower <= y) & (y <= upper), upper - lower
-    for low, high in ((0.1, 0.8), (0.8, 1.6), (1.6, 3.0)):
-        part = (y > low) & (y < high)
-        assert float(held[part].double().mean()) == pytest.approx(0.94, abs=0.03), (low, high)
-        assert float(width[part].mean()) == pytest.approx(float(noise[part].mean()), rel=0.1)
-    scores, plain = (score_measured(found, [which], condition, None, 0.0)[0] for which in (scan, raw))
-    assert scores.coverage == pytest.approx(plain.coverage, abs=0.01) and scores.width == pytest.approx(plain.width, rel=0.01)
-    (forgotten,) = score_measured(replace(found, correction=None), [scan], condition, None, 0.0)
-    assert forgotten.coverage is not None and forgotten.coverage < 0.3  # straight line integrals are not what a hardened beam gives
-
-
-def test_a_model_with_a_correction_corrects_once(generator: torch.Generator) -> None:
-    raw, _ = hardened_scan(generator)
-    condition = CONDITIONS["views30"]
-    assert raw.scans.geometry is not None
-    model = DeepGradientDescent(RayTransform(raw.scans.geometry[condition.used(raw.name)]), blocks=1, value_scale=ACRYLIC)
-    ((_, plain),) = measured_model(model, 1, 0, [raw], condition)
-    assert plain.correction is None
-    model.correction = CORRECTION
-    ((_, once),) = measured_model(model, 1, 0, [raw], condition)
-    ((_, already),) = measured_model(model, 1, 0, [corrected(raw)], condition)
-    assert once.correction == already.correction == CORRECTION
-    torch.testing.assert_close(once.images, already.images, rtol=0, atol=0.03 * ACRYLIC)  # air of 30 views, or of all
-    assert float((once.images - plain.images).abs().max()) > 0.2 * ACRYLIC
-    model.correction = Correction(air=True, hardening=0.2)
-    with pytest.raises(InputError, match=r"corrected with .*'hardening': 0.2.*'hardening': 0.27"):
-        list(measured_model(model, 1, 0, [corrected(raw)], condition))
-
-
 # --- all scans of a condition together -------------------------------------------------------------------------------------
 
 
@@ -292,6 +218,13 @@ def test_a_reference_is_turned_to_lie_as_the_image(generator: torch.Generator) -
         (wrong,) = score_measured(replace(found, rotations=(rotation + 0.5,)), [scan], condition, truth, 0.0)
         assert right.psnr is not None and right.psnr > 20 and right.mcc_inside is not None and right.mcc_inside > 0.9
         assert wrong.psnr is not None and wrong.psnr < 15
+
+
+def test_an_image_of_larger_pixels_is_compared_on_the_reference_s(generator: torch.Generator) -> None:
+    scan, condition, truth = arc_scan("ta", generator), CONDITIONS["arc60"], disc_image(64, ACRYLIC)
+    small = torch.nn.functional.avg_pool2d(truth, 2)
+    (scores,) = score_measured(Found(small, (0.0,)), [scan], condition, truth, 0.0)
+    assert scores.psnr == pytest.approx(float(psnr(rotated(small, 0.0, 64), truth, ACRYLIC)), abs=0.01)
 
 
 @pytest.mark.usefixtures("quick")

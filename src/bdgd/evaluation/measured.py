@@ -22,6 +22,7 @@ from bdgd.evaluation.challenge import Condition, MeasuredScan
 from bdgd.evaluation.mismatch import air_offset, photon_noise
 from bdgd.evaluation.segmentation import filled_disc, matthews, rotated, segmented
 from bdgd.inference import Posterior
+from bdgd.inference.regions import shared_std
 from bdgd.metrics import psnr, ssim
 from bdgd.operators import Geometry, RayTransform
 
@@ -79,7 +80,8 @@ def score_measured(
         if truths is not None:
             truth, turn = truths[b : b + 1], condition.rotation(scan.name)
             acrylic = acrylic_value(rotated(truth, turn), scan.segmentation)
-            pair = image.to(truth), rotated(truth, turn - rotation), acrylic  # the reference lies as the image does
+            fine = rotated(image.to(truth), 0.0, truth.shape[-1])  # a model may have larger pixels than the reference
+            pair = fine, rotated(truth, turn - rotation), acrylic  # the reference lies as the image does
             own = replace(own, psnr=float(psnr(*pair)), ssim=float(ssim(*pair)))
         scores.append(own)
     if found.posterior is None:
@@ -114,8 +116,10 @@ def predicted_views(found: Found, scans: Sequence[MeasuredScan], condition: Cond
 
     Each (1, 1, V, D), in line integrals as they were measured: where the photons were counted, before any correction. A prediction is
     A (draw + aleatoric noise), hardened as the correction of the image's scan has it, + air + photon noise; air and photons are
-    measured on the used views. A is that of the turned geometry, so that no draw has to be turned. The scans share their random
-    numbers, as they share the weights of a draw, so that none depends on the others.
+    measured on the used views. The noise is independent from pixel to pixel, and where the model is calibrated it has a smooth part
+    too, as errors of regions do (`bdgd.inference.regions`): along a ray the former cancels. A is that of the turned geometry, so that
+    no draw has to be turned. The scans share their random numbers, as they share the weights of a draw, so that none depends on the
+    others.
     """
     left = condition.counted_from_start(scans, lambda name: condition.left_out(name)[::_PREDICTED])
     used = condition.counted_from_start(scans, condition.used)
@@ -139,13 +143,22 @@ def _predictions(found: Found, left: Scans, rotation: float, air: Tensor, sigma:
     turned = replace(left.geometry, angles=tuple(angle - rotation for angle in left.geometry.angles))
     A = RayTransform(replace(turned, image_size=model.image_size, pixel_size=model.pixel_size), posterior.mean.device)
     generator, spread, predictions = named_generator("predicted views", posterior.seed), posterior.aleatoric.sqrt(), []
-    air, sigma = air.to(spread), sigma.to(spread)
+    air, sigma, smooth = air.to(spread), sigma.to(spread), _smooth_part(posterior)
     for draw in posterior.draws():
         for _ in range(max(1, -(-_DRAWS // posterior.number))):  # few draws are predicted often enough for quantiles
-            clean = A(draw + spread * _normal(draw, generator))
+            image = draw + spread * _normal(draw, generator)
+            clean = A(image if smooth is None else image + smooth * float(torch.randn((), generator=generator)))
             clean = clean if found.correction is None else found.correction.undone(clean)
             predictions.append(clean + air + sigma * torch.exp(clean / 2) * _normal(clean, generator))
     return torch.stack(predictions)
+
+
+def _smooth_part(posterior: Posterior) -> Tensor | None:
+    """(B, 1, N, N) the standard deviation of what neighbouring pixels share; None where no calibration has measured it."""
+    calibration = posterior.calibration_in_force(None)
+    if calibration is None or calibration.regions is None:
+        return None
+    return shared_std(posterior.aleatoric.sqrt(), calibration.regions.window)
 
 
 def _as_measured(scans: Scans) -> Tensor:

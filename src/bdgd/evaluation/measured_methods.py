@@ -79,8 +79,9 @@ def measured_model(
 ) -> Iterator[tuple[str, Found]]:
     """A trained model: the scans' views are matched to its geometry. The weights of a draw are the same for all scans.
 
-    A model that carries a correction gets it, unless the scans have it already.
+    A model that carries a correction gets it, unless the scans have it already. A calibration for other numbers of draws is left out.
     """
+    model = model.calibrated_for(draws if model.random else 1)
     geometry: Geometry = model.A.geometry  # type: ignore[attr-defined]
     seen, _ = match(condition.counted_from_start(scans, condition.used), geometry)
     if seen.correction is None:

@@ -90,8 +90,13 @@ def sums_of(posterior: Posterior, weights: Tensor, regions: RegionCalibration | 
 
 def smooth_variance(weights: Tensor, std: Tensor, window: int) -> Tensor:
     """(B, R): the variance of what pixels share, for weights (B, R, H, W) and std (B, 1, H, W); negative weights are another region."""
-    shared = -F.max_pool2d(-std, window, 1, window // 2)  # the smallest in the window
+    shared = shared_std(std, window)
     return (weights.clamp(min=0) * shared).sum((2, 3)) ** 2 + (weights.clamp(max=0) * shared).sum((2, 3)) ** 2
+
+
+def shared_std(std: Tensor, window: int) -> Tensor:
+    """(B, 1, H, W) the smallest standard deviation in a window around each pixel: the r of the smooth part."""
+    return -F.max_pool2d(-std, window, 1, window // 2)
 
 
 def area_above(posterior: Posterior, threshold: float, mask: Tensor, level: float, calibrated: bool | None) -> Area:
