@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from bdgd.checks import InputError
 from bdgd.keyed import keyed_generator
 from bdgd.training import Schedule
-from bdgd.training.loop import WARM_UP, Trainer, _plain_step
+from bdgd.training.loop import WARM_UP, Trainer
 from bdgd.training.objective import Objective
+from bdgd.training.steps import plain_step
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -107,6 +108,9 @@ def test_the_learning_rate_rises_then_falls_along_a_cosine() -> None:
         ({"weight_decay": None}, "weight_decay must be a number"),
         ({"second_moment": 1.0}, "second_moment must lie between 0 and 1"),
         ({"gradient_norm": 0.0}, "gradient_norm must be"),
+        ({"undo": 1.0}, "undo must be above 1, a factor by which the loss may grow, got 1"),
+        ({"undo": math.inf}, "undo must be finite"),
+        ({"undo": "twice"}, "undo must be a number"),
     ],
 )
 def test_a_schedule_that_makes_no_sense_is_refused(values: dict[str, Any], message: str) -> None:
@@ -125,5 +129,5 @@ def test_long_gradients_are_shortened(norm: float | None, length: float) -> None
             return 300 * self.weight[0] - 400 * self.weight[1]
 
     objective = Steep()
-    _plain_step(objective, torch.optim.SGD(objective.parameters(), lr=1.0), norm)(torch.zeros(1), [])
+    plain_step(objective, torch.optim.SGD(objective.parameters(), lr=1.0), norm)(torch.zeros(1), [])
     torch.testing.assert_close(objective.weight.detach(), torch.tensor([-0.6, 0.8]) * length)

@@ -14,7 +14,7 @@ class InputError(ValueError):
 
 
 class Diverged(InputError):
-    """A training whose loss or weights are no longer finite."""
+    """A training whose loss explodes, or whose loss or weights are no longer finite."""
 
 
 def require_batch(value: Tensor, item_shape: Sequence[int], name: str) -> None:

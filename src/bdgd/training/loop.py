@@ -14,18 +14,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from bdgd.checks import Diverged, InputError, require_count, require_number, require_positive
+from bdgd.checks import InputError, require_count, require_number, require_positive
 from bdgd.keyed import keyed_generator
+from bdgd.training.guard import Guard
 from bdgd.training.objective import Objective
 from bdgd.training.run import Record, RunFolder, rank
-from bdgd.training.turns import alone, meanwhile, rest, turn
+from bdgd.training.steps import Step, adam, captured_step, plain_step, set_rate, training_tensors
+from bdgd.training.turns import meanwhile, rest, turn
 
 #: The part of a stage over which the learning rate rises: Adam's first steps have full size whatever the gradient, and a
 #: block that starts from trained weights can lose all its active features to them.
 WARM_UP = 0.1
 
 Report = Callable[[Record], None]
-Step = Callable[[Tensor, list[Tensor]], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +40,7 @@ class Schedule:
     weight_decay: float = 0.0  # of the deterministic weights only: the others have their prior
     second_moment: float = 0.999  # Adam's beta_2
     gradient_norm: float | None = None  # longer gradients are shortened to it
+    undo: float | None = None  # of positive losses: an epoch whose loss grows by more than this is repeated more slowly, see `Guard`
 
     def __post_init__(self) -> None:
         require_count(self.epochs, "epochs")
@@ -55,6 +57,8 @@ class Schedule:
             raise InputError(f"second_moment must lie between 0 and 1, got {self.second_moment:g}")
         if self.gradient_norm is not None:
             require_positive(self.gradient_norm, "gradient_norm")
+        if self.undo is not None and require_number(self.undo, "undo") <= 1:
+            raise InputError(f"undo must be above 1, a factor by which the loss may grow, got {self.undo:g}")
 
     def rate(self, progress: float) -> float:
         """The learning rate after a part `progress` of the steps, from 0 to 1."""
@@ -74,18 +78,20 @@ class Trainer:
         self.device = next(objective.parameters()).device
         if self.device.type == "cuda":
             objective.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # what its convolutions are fastest with
-        self.optimiser = _adam(objective, schedule, self.device)
+        self.optimiser = adam(
+            objective, learning_rate=schedule.learning_rate, weight_decay=schedule.weight_decay, second_moment=schedule.second_moment
+        )
         self.captures = capture and self.device.type == "cuda" and self.ranks == 1
         self._step: Step | None = None
         self._order: tuple[str, int, Tensor] | None = None
 
     def fit(self, stage: str, run: RunFolder | None = None, slower: float = 1.0) -> None:
         """Train the stage from its first step, or from where the run folder has got to, at `slower` times the learning rate."""
-        tensors = training_tensors(self.optimiser)
+        tensors, guard = training_tensors(self.optimiser), Guard(self.optimiser, self.schedule.undo, slower)
         for name, tensor in tensors.items():
             if not name.startswith("parameter"):
                 tensor.zero_()
-        done = run.restore(stage, tensors) if run else 0
+        done = run.restore(stage, tensors | guard.tensors) if run else 0
         # An epoch ends before the batch that reaches into the next permutation, so epochs may differ by one step.
         ends = [(epoch + 1) * self.objective.images // self.batch for epoch in range(self.schedule.epochs)]
         with turn():
@@ -94,22 +100,34 @@ class Trainer:
             with meanwhile():  # trainings in other threads may prepare theirs
                 for epoch, (first, end) in enumerate(zip([0, *ends], ends, strict=False)):
                     if end > done:
-                        self._run_epoch(stage, epoch, range(first, end), ends[-1], slower, run)
+                        self._run_epoch(stage, epoch, range(first, end), ends[-1], guard, run)
 
-    def _run_epoch(self, stage: str, epoch: int, steps: range, all_steps: int, slower: float, run: RunFolder | None) -> None:
-        """The steps of one epoch, then its record and progress."""
+    def _run_epoch(self, stage: str, epoch: int, steps: range, all_steps: int, guard: Guard, run: RunFolder | None) -> None:
+        """One epoch, again for as long as the guard undoes it, then its record and progress."""
+        undone = 0
+        guard.begin_epoch()
+        while not guard.accepts(loss := self._take_steps(stage, epoch, steps, all_steps, guard.slower), f"{stage}, epoch {epoch + 1}"):
+            undone += 1
+        record = {"stage": stage, "epoch": epoch + 1, "step": steps.stop, "loss": loss} | ({"undone": undone} if undone else {})
+        if run:
+            run.append(record)
+            run.save_progress(stage, steps.stop, training_tensors(self.optimiser) | guard.tensors)
+        if self.report and rank() == 0:
+            self.report(record | {"epochs": self.schedule.epochs})
+
+    def _take_steps(self, stage: str, epoch: int, steps: range, all_steps: int, slower: float) -> float:
+        """The steps of one epoch at `slower` times the learning rate; their mean loss over all processes."""
         self.objective.begin_epoch(keyed_generator(self.seed, stage, "symmetry", epoch))
         loss = torch.zeros((), device=self.device)
         for step in steps:
             rest()
-            self._set_rate(slower * self.schedule.rate(step / all_steps))
+            set_rate(self.optimiser, slower * self.schedule.rate(step / all_steps))
             loss += self._take(*self._batch(stage, step))
-        record = self._end_epoch(stage, epoch, steps.stop, loss / len(steps))
-        if run:
-            run.append(record)
-            run.save_progress(stage, steps.stop, training_tensors(self.optimiser))
-        if self.report and rank() == 0:
-            self.report(record | {"epochs": self.schedule.epochs})
+        loss = loss / len(steps)
+        if self.ranks > 1:
+            dist.all_reduce(loss)
+            loss = loss / self.ranks
+        return float(loss)
 
     def _batch(self, stage: str, step: int) -> tuple[Tensor, list[Tensor]]:
         """This process's share of the step's image numbers and noise."""
@@ -137,99 +155,12 @@ class Trainer:
         """The step, made once: where it is captured, with images and noise like these."""
         if self._step is None:
             objective = _shared(self.objective) if self.ranks > 1 else self.objective
-            self._step = _plain_step(objective, self.optimiser, self.schedule.gradient_norm)
+            self._step = plain_step(objective, self.optimiser, self.schedule.gradient_norm)
             if self.captures:
-                self._step = _captured_step(self._step, self.optimiser, index, noise)
+                self._step = captured_step(self._step, self.optimiser, index, noise)
         return self._step
-
-    def _set_rate(self, rate: float) -> None:
-        for group in self.optimiser.param_groups:
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate)  # the captured step reads this tensor
-            else:
-                group["lr"] = rate
-
-    def _end_epoch(self, stage: str, epoch: int, step: int, loss: Tensor) -> Record:
-        """The record of an epoch with its mean loss over all processes, once it is known to be good."""
-        if self.ranks > 1:
-            dist.all_reduce(loss)
-            loss = loss / self.ranks
-        mean = float(loss)
-        if not math.isfinite(mean) or not all(bool(parameter.isfinite().all()) for parameter in self.objective.parameters()):
-            raise Diverged(
-                f"training diverged in {stage}, epoch {epoch + 1}: the loss ({mean:g}) or a weight is not finite; lower the learning rate"
-            )
-        return {"stage": stage, "epoch": epoch + 1, "step": step, "loss": mean}
 
 
 def _shared(objective: Objective) -> nn.Module:
     """The objective with its gradients averaged over the processes. Some noise levels get none: fine-tuning uses the last one's only."""
     return nn.parallel.DistributedDataParallel(objective, static_graph=True)
-
-
-def _adam(objective: Objective, schedule: Schedule, device: torch.device) -> torch.optim.Adam:
-    """Adam with its state in place from the start, so that it can be restored and captured."""
-    inferred = set(objective.inferred())
-    plain = [parameter for parameter in objective.parameters() if parameter not in inferred]
-    random = [parameter for parameter in objective.parameters() if parameter in inferred]
-    groups = [{"params": plain, "weight_decay": schedule.weight_decay}, {"params": random, "weight_decay": 0.0}]
-    on_gpu = device.type == "cuda"
-    rate = torch.tensor(schedule.learning_rate, device=device) if on_gpu else schedule.learning_rate
-    groups = [group for group in groups if group["params"]]
-    optimiser = torch.optim.Adam(groups, rate, (0.9, schedule.second_moment), capturable=on_gpu, fused=on_gpu or None)
-    for parameter in plain + random:
-        optimiser.state[parameter] = {
-            "step": torch.zeros((), device=device),
-            "exp_avg": torch.zeros_like(parameter),
-            "exp_avg_sq": torch.zeros_like(parameter),
-        }
-    return optimiser
-
-
-def training_tensors(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Everything that a step changes, by name: the parameters and the optimiser's state."""
-    tensors: dict[str, Tensor] = {}
-    for number, parameter in enumerate(p for group in optimiser.param_groups for p in group["params"]):
-        tensors[f"parameter.{number}"] = parameter.detach()
-        tensors |= {f"{name}.{number}": value for name, value in optimiser.state[parameter].items()}
-    return tensors
-
-
-def _plain_step(objective: nn.Module, optimiser: torch.optim.Optimizer, gradient_norm: float | None) -> Step:
-    def step(index: Tensor, noise: list[Tensor]) -> Tensor:
-        optimiser.zero_grad(set_to_none=True)
-        loss = objective(index, noise)
-        loss.backward()
-        if gradient_norm is not None:
-            nn.utils.clip_grad_norm_(objective.parameters(), gradient_norm)
-        optimiser.step()
-        return loss.detach()
-
-    return step
-
-
-def _captured_step(step: Step, optimiser: torch.optim.Optimizer, index: Tensor, noise: list[Tensor]) -> Step:
-    """The step as one CUDA graph: small batches are bound by the time to launch kernels one by one."""
-    index, noise = index.clone(), [local.clone() for local in noise]
-    tensors = training_tensors(optimiser)
-    before = {name: tensor.clone() for name, tensor in tensors.items()}
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):  # a few real steps first, as the capture needs them, then back to where we were
-        for _ in range(3):
-            step(index, noise)
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with alone(), torch.cuda.graph(graph, capture_error_mode="thread_local"):  # a capture bears nothing beside it, see `turns`
-        loss = step(index, noise)
-    for name, tensor in tensors.items():
-        tensor.copy_(before[name])
-
-    def replay(new_index: Tensor, new_noise: list[Tensor]) -> Tensor:
-        index.copy_(new_index)
-        for mine, new in zip(noise, new_noise, strict=True):
-            mine.copy_(new)
-        graph.replay()
-        return loss
-
-    return replay

@@ -89,10 +89,12 @@ def train_directly(
     """Train learned primal-dual end to end, in place; its noise level is estimated on the validation scans (else on the training scans).
 
     As its authors do, Adam forgets the size of gradients sooner (beta_2 = 0.99) and gradients are no longer than 1: one that has
-    grown on its way through ten updates and twenty operators can undo all that was learned.
+    grown on its way through ten updates and twenty operators can undo all that was learned. Now and then one does all the same: after
+    good epochs the loss explodes within one. Such an epoch, one whose loss is twice the smallest so far, is repeated from its start at
+    half the learning rate, which stays halved (`Guard`); its record says "undone".
     """
     rates = {"learning_rate": learning_rate, "last_learning_rate": last_learning_rate, "weight_decay": weight_decay}
-    schedule = Schedule(epochs=epochs, batch=batch, second_moment=0.99, gradient_norm=1.0, **rates)
+    schedule = Schedule(epochs=epochs, batch=batch, second_moment=0.99, gradient_norm=1.0, undo=2.0, **rates)
     seed = seed_from(generator)
     model.forget_error_bars()
     scans = prepared(model, scans)
