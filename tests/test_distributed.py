@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from processes import process_context
-from torch import Tensor
+from torch import Tensor, nn
 from toys import small_transform
 
 from bdgd.checks import InputError
@@ -21,7 +22,7 @@ from bdgd.operators import Symmetry
 from bdgd.training import Schedule, finetune_jointly, train_directly, train_greedily
 from bdgd.training.greedy import Frontier
 from bdgd.training.loop import Trainer
-from bdgd.training.objective import BlockObjective
+from bdgd.training.objective import BlockObjective, Objective
 
 pytestmark = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="PyTorch was built without gloo")
 
@@ -48,6 +49,28 @@ def loss_curve(kind: str) -> Tensor:
     return torch.stack(losses)
 
 
+class ExplodesForOne(Objective):
+    """Pulls a weight to 1; in the first attempt at its second epoch the loss of the last process alone is not finite."""
+
+    def __init__(self) -> None:
+        super().__init__(8)
+        self.weight, self.attempts = nn.Parameter(torch.zeros(1)), 0
+
+    def begin_epoch(self, generator: torch.Generator) -> None:
+        self.attempts += 1
+
+    def forward(self, index: Tensor, noise: list[Tensor]) -> Tensor:
+        last = not dist.is_initialized() or dist.get_rank() == dist.get_world_size() - 1
+        return ((self.weight - 1) ** 2).sum() * (math.nan if self.attempts == 2 and last else 1.0)
+
+
+def undone_training() -> dict[str, Any]:
+    """The records and the weight of a training whose second epoch is undone."""
+    objective, records = ExplodesForOne(), list[dict[str, Any]]()
+    Trainer(objective, Schedule(epochs=3, batch=4, undo=2.0), seed=0, report=records.append).fit("stage")
+    return {"records": records, "weight": objective.weight.detach(), "attempts": objective.attempts}
+
+
 def train_everything(folder: Path) -> dict[str, Any]:
     """Every way to train, with a run folder; what came out, by name."""
     A = small_transform(size=16, views=6)
@@ -68,6 +91,7 @@ def train_everything(folder: Path) -> dict[str, Any]:
         "histories": [record for history in (greedy, joint, direct) for record in history.stages],
         "weights": {"greedy": weights, "joint": cascade.state_dict(), "direct": primal_dual.state_dict(), "resumed": resumed.state_dict()},
         "reports": reports,
+        "undone": undone_training(),
         "refused": [refusal(A, train, run=folder / "greedy", batch=4, epochs=2), refusal(A, train, run=folder / "other", batch=5)],
     }
 
@@ -152,6 +176,13 @@ def test_a_run_may_go_on_with_more_processes(alone: dict[str, Any], together: li
     for key, value in alone["weights"]["greedy"].items():
         assert torch.equal(alone["weights"]["resumed"][key], value)
         torch.testing.assert_close(together[0]["weights"]["resumed"][key], value, rtol=1e-2, atol=1e-4)
+
+
+def test_all_processes_undo_an_epoch_that_explodes_for_one_of_them(alone: dict[str, Any], together: list[dict[str, Any]]) -> None:
+    for each in (alone, *together):
+        assert each["undone"]["attempts"] == 4 and torch.equal(each["undone"]["weight"], alone["undone"]["weight"])
+    for first in (alone, together[0]):
+        assert [record.get("undone") for record in first["undone"]["records"]] == [None, 1, None]
 
 
 def test_only_the_first_process_reports(alone: dict[str, Any], together: list[dict[str, Any]]) -> None:
