@@ -16,6 +16,7 @@ from bdgd.models import DeepGradientDescent, GradientBlock
 from bdgd.operators import ParallelBeam, RayTransform
 from bdgd.training.loop import Schedule, Trainer
 from bdgd.training.objective import BlockObjective, negative_elbo
+from bdgd.training.steps import set_rate
 
 SEED = 0
 Data = tuple[Tensor, Tensor, Tensor]
@@ -57,7 +58,7 @@ def loss_curves(data: Data, batch: int, steps: int = 50) -> Row:
     for step in range(steps):
         rate = ours.schedule.rate(step / steps)
         index, noise = ours._batch("curve", step)  # what the step itself would take, for both
-        ours._set_rate(rate)
+        set_rate(ours.optimiser, rate)
         curves["bdgd"].append(float(ours._take(index, noise)))
         plain.optimiser.param_groups[0]["lr"] = rate
         curves["plain"].append(float(plain.step(index, noise[0])))
