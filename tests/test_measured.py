@@ -352,7 +352,9 @@ def test_a_model_that_carries_a_correction_has_a_corrected_row_only(
         save(model, tmp_path / f"{name}.safetensors")
     job = command._Job(results, {}, None, 2, 0, CPU)
     names = command._available(Output(), job, condition)
-    assert names == ["disc", "fbp", "tv", "htc-arc30-dgd", "fbp+linear", "tv+linear", "htc-arc30-dgd+linear", "htc-arc30-mfvi+linear"]
+    plain = ["htc-arc30-dgd", "htc-arc30-dgd+rest"]
+    corrected_too = ["fbp", "tv", "htc-arc30-dgd", "htc-arc30-mfvi", "htc-arc30-dgd+rest", "htc-arc30-mfvi+rest"]
+    assert names == ["disc", "fbp", "tv", *plain, *(f"{name}+linear" for name in corrected_too)]
     words = ["-o", results, "--condition", "arc30", "--no-reference", "--draws", 2, "--device", "cpu"]
     done = bdgd("measured", folder, "htc-arc30-mfvi", *words)
     assert done.exit_code == 0 and "htc-arc30-mfvi carries a correction" in done.stderr, done.output

@@ -30,7 +30,17 @@ from bdgd.data import (
     with_text,
     write_scans,
 )
-from bdgd.inference import Alarm, Miscoverage, Posterior, alarm, calibrate, reconstruct, reconstruct_blocks, reconstruct_ensemble
+from bdgd.inference import (
+    Alarm,
+    Miscoverage,
+    Posterior,
+    alarm,
+    calibrate,
+    explain_rest,
+    reconstruct,
+    reconstruct_blocks,
+    reconstruct_ensemble,
+)
 from bdgd.metrics import ause, coverage, nll, psnr, ssim
 from bdgd.models import Calibration, DeepGradientDescent, LearnedPrimalDual, load, pretrained, save
 from bdgd.operators import (
@@ -78,6 +88,7 @@ __all__ = [
     "discs_with_holes",
     "ellipse_images",
     "ellipse_sinogram",
+    "explain_rest",
     "fbp",
     "finetune_jointly",
     "geometry_from_dict",

@@ -22,6 +22,7 @@ from bdgd.evaluation.measured import disc_scores
 from bdgd.evaluation.measured_figures import FIGURES, measured_figure
 from bdgd.evaluation.measured_methods import (
     LINEAR,
+    REST,
     MeasuredMethod,
     References,
     corrected,
@@ -41,7 +42,10 @@ from bdgd.storage import replacing, write_json
 Folder = Annotated[Path, typer.Argument(help="The challenge's scans as downloaded: .mat files, or compact .npz files.")]
 Names = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[METHOD]...", help="fbp, tv, a model's name or file, each also with +linear; all that is shipped without any."),
+    typer.Argument(
+        metavar="[METHOD]...",
+        help="fbp, tv, a model's name or file, also with +rest, each also with +linear; without any, all that is shipped.",
+    ),
 ]
 Results = Annotated[Path, typer.Option("--output", "-o", help="Where scores and tables are kept.")]
 Scans = Annotated[list[str] | None, typer.Option("--scan", help="Only this scan (ta, 01a, ...); may be repeated.")]
@@ -126,7 +130,8 @@ def _available(out: Output, job: _Job, condition: Condition) -> list[str]:
     for name in wanted:
         if name not in pretrained():
             out.note(f"{condition.name}: no trained model {name} is shipped yet; its row stays empty")
-    methods = ["fbp", "tv", *(name for name in wanted if name in pretrained())]
+    models = [name for name in wanted if name in pretrained()]
+    methods = ["fbp", "tv", *models, *(f"{name}{REST}" for name in models)]
     return ["disc", *(name for name in methods if job.evaluated_as(name) == name), *(f"{name}{LINEAR}" for name in methods)]
 
 
@@ -157,9 +162,11 @@ class _Job:
             return None
         if plain in ("fbp", "tv"):
             return partial(measured_fbp if plain == "fbp" else measured_tv, self.device)
-        return partial(measured_model, self.model(plain), self.draws, self.seed)
+        return partial(measured_model, self.model(plain), self.draws, self.seed, rest=plain.endswith(REST))
 
     def model(self, name: str) -> Reconstructor:
+        """The model of a name, with or without +rest."""
+        name = name.removesuffix(REST)
         if name not in pretrained() and not Path(name).is_file():
             raise InputError(f"METHOD must be disc, fbp, tv, a shipped model, or the file of a model, got {name!r}; check its name")
         if name not in self.models:

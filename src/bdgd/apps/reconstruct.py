@@ -27,11 +27,16 @@ from bdgd.checks import InputError
 from bdgd.classical import fbp
 from bdgd.data import Scans
 from bdgd.evaluation.figures import Panel, Scale, panels
-from bdgd.inference import Posterior, alarm
+from bdgd.inference import Posterior, alarm, explain_rest
 from bdgd.inference import reconstruct as sample
 from bdgd.models import Reconstructor, load
 from bdgd.storage import replacing_together
 
+#: What a reader of the report must know about --rest.
+_ADDED = (
+    "the smooth rest that the model leaves of the scan was added to its images: the intervals moved along, and what a calibration"
+    " guarantees holds for the model's own images"
+)
 _THUMBNAILS, _THUMBNAIL_PIXELS = 12, 160
 _KEPT_BYTES = 2**30
 
@@ -41,6 +46,7 @@ Regions = Annotated[Path | None, typer.Option("--regions", help="TOML file with 
 Shown = Annotated[
     int | None, typer.Option("--slice", min=0, help="The slice of a stack that the report shows; the middle one unless given.")
 ]
+Rest = Annotated[bool, typer.Option("--rest", help="Add the smooth image that explains what the model leaves of the scan.")]
 Nifti = Annotated[bool, typer.Option("--nifti", help="Also write mean.nii and std.nii.")]
 
 
@@ -54,6 +60,7 @@ def reconstruct(
     regions: Regions = None,
     slice: Shown = None,
     nifti: Nifti = False,
+    rest: Rest = False,
     seed: Seed = 0,
     device: Device = "auto",
 ) -> None:
@@ -66,7 +73,7 @@ def reconstruct(
     if not 0 < level < 1:
         raise InputError(f"--level must lie between 0 and 1, got {level:g}")
     network = load(model, device=where)
-    job = _Job(network, model, draws, level, seed, nifti, regions)
+    job = _Job(network, model, draws, level, seed, nifti, regions, rest)
     tasks = [examine(path, network, draws, regions=regions, shown=slice) for path in scans]  # all of them, before the first is worked on
     for task in tasks:
         for note in task.notes:
@@ -90,6 +97,7 @@ class _Job:
     seed: int
     nifti: bool
     regions: Path | None
+    rest: bool
 
     def command(self, task: Task, folder: Path) -> str:
         """The line that makes this result again."""
@@ -98,6 +106,7 @@ class _Job:
         words += ["--regions", str(self.regions)] if self.regions else []
         words += ["--slice", str(task.shown)] if task.grid.slices > 1 else []
         words += ["--nifti"] if self.nifti else []
+        words += ["--rest"] if self.rest else []
         return shlex.join([*words, "-o", str(folder)])
 
 
@@ -135,6 +144,8 @@ def _reconstruct(task: Task, job: _Job, scan: Scans, index: int, step: Step) -> 
             f"{task.path}, slice {index}: the image is not finite; the scan's largest value is {float(y.abs().max()):.3g},"
             " check that it holds line integrals, -log of the transmitted share"
         )
+    light = alarm(job.network, y, posterior) if posterior.calibrated else None  # of what the model itself says
+    posterior = explain_rest(job.network, y, posterior) if job.rest else posterior
     return Subject(
         name=printable(task.path.name),
         geometry=task.geometry,
@@ -146,8 +157,8 @@ def _reconstruct(task: Task, job: _Job, scan: Scans, index: int, step: Step) -> 
         level=job.level,
         truth=scan.images,
         slice=index,
-        alarm=alarm(job.network, y, posterior) if posterior.calibrated else None,
-        notes=task.notes,
+        alarm=light,
+        notes=(*task.notes, _ADDED) if job.rest else task.notes,
     )
 
 
@@ -175,8 +186,9 @@ def _thumbnail(subject: Subject) -> Thumbnail:
 
 def _origin(task: Task, job: _Job) -> dict[str, Any]:
     """Where the result comes from: the scan by its hash, the model with its own provenance, and what ran."""
-    asked = {"model": printable(job.model), "draws": job.draws if job.network.random else 1, "level": job.level}
+    asked: dict[str, Any] = {"model": printable(job.model), "draws": job.draws if job.network.random else 1, "level": job.level}
     asked["calibrated"] = task.calibrated
+    asked |= {"rest": True} if job.rest else {}
     found: dict[str, Any] = {"scan": printable(task.path.name), "scan_sha256": digest(task.path)}
     found |= {"notes": list(task.notes)} if task.notes else {}
     found |= {"rotation_degrees": round(math.degrees(task.rotation), 6)} if task.rotation else {}

@@ -3,6 +3,7 @@
 A single image keeps a GPU waiting for the next instruction: all scans together take about as long as one. The scan of an arc that starts
 elsewhere is the same scanner with the object turned, so the scans of a condition have one geometry (`Condition.counted_from_start`).
 
+A model's name followed by `+rest` has the smooth rest of each scan added (`bdgd.inference.rest`).
 A method's name followed by `+linear` takes the same scans with their air offset and beam hardening corrected, and is compared with a
 reference from corrected views. A model that carries a correction is only evaluated so: its values are those of corrected scans.
 """
@@ -25,12 +26,12 @@ from bdgd.data import Correction, Scans, match, named_generator
 from bdgd.evaluation.challenge import Condition, MeasuredScan
 from bdgd.evaluation.measured import Found, score_measured
 from bdgd.evaluation.mismatch import CORRECTION
-from bdgd.inference import reconstruct
+from bdgd.inference import explain_rest, reconstruct
 from bdgd.models import Reconstructor
 from bdgd.operators import Geometry, RayTransform
 from bdgd.storage import replacing
 
-LINEAR = "+linear"
+LINEAR, REST = "+linear", "+rest"
 #: TV weights that are tried; acrylic is about 0.035 / mm, so these are 3e-5 to 3e-3 for values up to 1.
 TV_WEIGHTS = (1e-4, 3e-5, 1e-5, 3e-6, 1e-6)
 #: Of the reference: from the 180 odd views of tc it misses the even ones by 0.0110, with 3e-6 by 0.0111 and with 1e-6 by 0.0118.
@@ -75,11 +76,12 @@ def _tv_images(seen: Scans, weights: Sequence[float], device: torch.device) -> I
 
 
 def measured_model(
-    model: Reconstructor, draws: int, seed: int, scans: Sequence[MeasuredScan], condition: Condition
+    model: Reconstructor, draws: int, seed: int, scans: Sequence[MeasuredScan], condition: Condition, *, rest: bool = False
 ) -> Iterator[tuple[str, Found]]:
     """A trained model: the scans' views are matched to its geometry. The weights of a draw are the same for all scans.
 
     A model that carries a correction gets it, unless the scans have it already. A calibration for other numbers of draws is left out.
+    rest: whether the smooth rest that it leaves of each scan is added.
     """
     model = model.calibrated_for(draws if model.random else 1)
     geometry: Geometry = model.A.geometry  # type: ignore[attr-defined]
@@ -89,7 +91,9 @@ def measured_model(
     elif model.correction is not None:
         require_same(model.correction, seen.correction)
     generator = named_generator("draws", seed)
-    posterior = reconstruct(model, seen.sinograms.to(model.device), draws, generator=generator)
+    y = seen.sinograms.to(model.device)
+    posterior = reconstruct(model, y, draws, generator=generator)
+    posterior = explain_rest(model, y, posterior) if rest else posterior
     rotations = tuple(condition.rotation(scan.name) + seen.rotation for scan in scans)
     yield f"{posterior.number} draws", Found(posterior.mean, rotations, posterior, geometry, seen.correction)
 

@@ -97,6 +97,7 @@ def rows(folder: Path, condition: Condition) -> list[Row]:
     known += [Row("FBP, corrected", "fbp+linear"), Row("TV, corrected", "tv+linear")]
     for name, kind in (("DGD", "dgd"), ("BDGD", "mfvi")):
         known += [Row(name, f"{condition.model}-{kind}", True), Row(f"{name}, corrected", f"{condition.model}-{kind}+linear")]
+        known += [Row(f"{name} and rest, corrected", f"{condition.model}-{kind}+rest+linear")]
     there = sorted(path.name.removesuffix(".json") for path in (folder / condition.name).glob("*.json"))
     return known + [Row(name, name) for name in there if name not in {row.method for row in known}]
 

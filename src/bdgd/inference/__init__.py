@@ -1,4 +1,4 @@
-"""From sinograms to images with error bars: Monte-Carlo sampling, the posterior, its calibration, regions and the alarm."""
+"""From sinograms to images with error bars: Monte-Carlo sampling, the posterior, its calibration, regions, the alarm and the rest."""
 
 from bdgd.inference.alarm import Alarm, alarm
 from bdgd.inference.calibrating import calibrate
@@ -6,6 +6,7 @@ from bdgd.inference.ensemble import reconstruct_ensemble
 from bdgd.inference.miscoverage import Miscoverage, edge_mask
 from bdgd.inference.moments import Moments
 from bdgd.inference.posterior import Area, Posterior, Region
+from bdgd.inference.rest import explain_rest
 from bdgd.inference.sampling import reconstruct, reconstruct_blocks
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "alarm",
     "calibrate",
     "edge_mask",
+    "explain_rest",
     "reconstruct",
     "reconstruct_blocks",
     "reconstruct_ensemble",
