@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from toys import small_model, small_transform
 
 import bdgd
+from bdgd.apps import errorbars
+from bdgd.apps.cells import Job
+from bdgd.apps.console import Output
 from bdgd.checks import InputError
 from bdgd.data import GaussianNoise, random_ellipses, simulate
+from bdgd.evaluation import QUICK
 from bdgd.evaluation.promises import LETTERS, Measured, _text, measure_promises, promise_bars
 from bdgd.models import DeepGradientDescent
 
@@ -65,3 +70,20 @@ def test_texts_are_of_letters_and_of_their_own() -> None:
 def test_a_model_without_calibration_is_refused() -> None:
     with pytest.raises(InputError, match="calibrated model"):
         measure_promises(small_model())
+
+
+def test_what_was_measured_for_these_weights_is_kept_and_fills_a_page(
+    measured: Measured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr(errorbars, "measure_promises", lambda *arguments: asked.append(arguments) or measured)
+    page, job = tmp_path / "page.md", Job(Output(), tmp_path, torch.device("cpu"), QUICK)
+    for times in range(2):
+        page.write_text("<!-- errorbars -->\nold\n<!-- /errorbars -->\n")
+        errorbars.make_errorbars(job, page)
+        assert len(asked) == 1, times
+        assert (tmp_path / "errorbars.md").read_text() in page.read_text() and "old" not in page.read_text()
+    kept = tmp_path / "errorbars.json"
+    kept.write_text(kept.read_text().replace('"weights": "', '"weights": "0'))  # another model's
+    errorbars.make_errorbars(job)
+    assert len(asked) == 2

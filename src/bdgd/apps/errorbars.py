@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +15,7 @@ from bdgd.evaluation.promises import FRESH, measure_promises, promise_bars
 from bdgd.evaluation.reliability import uncertainty_figure
 from bdgd.evaluation.speed.bars import Bar
 from bdgd.evaluation.tables import has_place, insert
-from bdgd.models import load
+from bdgd.models import Reconstructor, load
 from bdgd.storage import replacing, write_json
 
 #: The model whose error bars are shown to the world.
@@ -22,7 +23,7 @@ MODEL = "sparse30-mfvi"
 
 
 def make_errorbars(job: Job, page: Path | None = None) -> None:
-    """Measure every bar for the shipped model, or the one of the runs; write numbers, table and picture."""
+    """Measure every bar for the shipped model, or the one of the runs; write numbers, table and picture. What is there of it is kept."""
     source = job.trained(MODEL, 0)
     model = load(source or MODEL, device=job.device)
     if model.calibration is None:
@@ -30,17 +31,37 @@ def make_errorbars(job: Job, page: Path | None = None) -> None:
             f"errorbars: {MODEL} is not calibrated yet; bdgd calibrate {MODEL} --head 2000 makes a file that is, for RUNS/{MODEL}-seed0"
         )
         return
-    images, texts, start = (20, 5, time.perf_counter()) if job.effort.quick else (1000, 100, time.perf_counter())
+    images, texts = (20, 5) if job.effort.quick else (1000, 100)
+    about = {"model": MODEL, "weights": model.fingerprint(), "images": images}
+    if _is_there(job.folder, about):
+        job.out.note(f"errorbars: {job.folder / 'errorbars.json'} is there, nothing to measure")
+    else:
+        _measure(job, model, about, texts)
+    if page is not None and has_place(page, "errorbars"):
+        insert(page, "errorbars", (job.folder / "errorbars.md").read_text().rstrip())
+
+
+def _is_there(folder: Path, about: dict[str, Any]) -> bool:
+    """Whether table and picture are there, and the numbers are those of these weights and images."""
+    if not all((folder / f"errorbars.{kind}").is_file() for kind in ("json", "md", "png")):
+        return False
+    try:
+        made = json.loads((folder / "errorbars.json").read_text())["provenance"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return isinstance(made, dict) and about.items() <= made.items()
+
+
+def _measure(job: Job, model: Reconstructor, about: dict[str, Any], texts: int) -> None:
+    images, start = about["images"], time.perf_counter()
     with job.out.progress("errorbars", images) as step:
         measured = measure_promises(model, images, texts, lambda done, nll: step(done, f"NLL {nll:.2f}"))
     bars = promise_bars(measured)
     seconds = round(time.perf_counter() - start, 1)
-    origin = {"model": MODEL, "weights": model.fingerprint(), "images": images, "seconds": seconds, **provenance(FRESH, job.device)}
+    origin = {**about, "seconds": seconds, **provenance(FRESH, job.device)}
     text = bars_as_markdown(bars, f"{MODEL}, {images} fresh ellipse images, {texts} with text. {job.effort.note()}".strip(), origin)
     with replacing(job.folder / "errorbars.md") as temporary:
         temporary.write_text(text + "\n")
-    if page is not None and has_place(page, "errorbars"):
-        insert(page, "errorbars", text)
     write_json(job.folder / "errorbars.json", {"provenance": origin, "bars": [asdict(bar) for bar in bars], **measured.to_dict()})
     save_small(uncertainty_figure(measured.scores.strata, f"{MODEL}, {images} fresh images"), job.folder / "errorbars.png")
     job.out.table(("what", "wanted", "measured", "verdict"), [(b.what, b.wanted, b.measured, b.verdict) for b in bars], job.effort.note())
