@@ -18,7 +18,7 @@ from torch import Tensor
 from toys import MODELS, MODES, RANDOM_CASES, RANDOM_KINDS, no_update_undone, quick_model, small_model, small_transform, some_sinograms
 
 from bdgd.checks import InputError
-from bdgd.inference import Moments, Posterior, reconstruct, reconstruct_blocks, sampling
+from bdgd.inference import Moments, Posterior, reconstruct, reconstruct_and_keep, reconstruct_blocks, sampling
 from bdgd.models import DeepGradientDescent, cascade
 from bdgd.models.cascade import MOST_GROWTH
 from bdgd.models.last_layers import MeanFieldLayer
@@ -488,3 +488,16 @@ def test_sampling_stops_once_the_error_is_small_and_replays_what_it_made() -> No
     assert torch.equal(posterior.mean, reconstruct(model, y, draws=posterior.number).mean)
     with pytest.raises(InputError, match="tolerance must be"):
         reconstruct(model, y, draws=5, tolerance=0.0)
+
+
+def test_kept_draws_are_those_that_were_made_and_too_many_are_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small_model("mean_field")
+    y = torch.rand(2, *model.A.range_shape, generator=seeded(1))
+    seen: list[Tensor] = []
+    plain = reconstruct(model, y, 5, generator=seeded(3))
+    kept = reconstruct_and_keep(model, y, 5, generator=seeded(3), on_draw=seen.append)
+    assert torch.equal(kept.mean, plain.mean) and all(a is b for a, b in zip(kept.draws(), seen, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(kept.draws(), plain.draws(), strict=True))
+    monkeypatch.setattr(sampling, "KEPT_BYTES", 10)
+    again = reconstruct_and_keep(model, y, 5, generator=seeded(3))
+    assert all(torch.equal(a, b) for a, b in zip(again.draws(), plain.draws(), strict=True))

@@ -20,14 +20,13 @@ from bdgd.apps.options import Device, Seed, choose_device, make_folder
 from bdgd.apps.outputs import Grid
 from bdgd.apps.places import default_places
 from bdgd.apps.provenance import hardware, provenance
-from bdgd.apps.reconstruct import keep_draws
 from bdgd.apps.report import report
 from bdgd.apps.residual import residual
 from bdgd.apps.subject import Subject
 from bdgd.classical import fbp, tv
 from bdgd.data import GaussianNoise, ellipse_images, named_generator, shepp_logan, simulate
 from bdgd.evaluation import Panel, Scale, panels, save_figure
-from bdgd.inference import Posterior, alarm
+from bdgd.inference import Posterior, alarm, reconstruct_and_keep
 from bdgd.metrics import psnr, ssim
 from bdgd.models import Reconstructor, load
 from bdgd.storage import replacing, write_json
@@ -77,7 +76,10 @@ def demo(
         estimates["TV"] = tv(A, y, **TV).cpu()
         step(figure=f"bdgd, {draws} draws")
         # One by one: the report looks at the draws of the first alone, and an image's result does not depend on its batch.
-        posteriors = [keep_draws(model, part, draws, named_generator("demo draws", seed), step) for part in y.split(1)]
+        posteriors = [
+            reconstruct_and_keep(model, part, draws, generator=named_generator("demo draws", seed), on_draw=lambda _: step())
+            for part in y.split(1)
+        ]
     estimates["bdgd"] = torch.cat([posterior.mean.cpu() for posterior in posteriors])
     origin = {**provenance(seed, where), "model": MODEL, "draws": draws}
     command = f"bdgd demo --draws {draws} --seed {seed} -o {shlex.quote(str(output))}"

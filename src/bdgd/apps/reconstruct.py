@@ -27,7 +27,7 @@ from bdgd.checks import InputError
 from bdgd.classical import fbp
 from bdgd.data import Scans
 from bdgd.evaluation.figures import Panel, Scale, panels
-from bdgd.inference import Posterior, alarm, explain_rest
+from bdgd.inference import Posterior, alarm, explain_rest, reconstruct_and_keep
 from bdgd.inference import reconstruct as sample
 from bdgd.models import Reconstructor, load
 from bdgd.storage import replacing_together
@@ -38,7 +38,6 @@ _ADDED = (
     " guarantees holds for the model's own images"
 )
 _THUMBNAILS, _THUMBNAIL_PIXELS = 12, 160
-_KEPT_BYTES = 2**30
 
 Files = Annotated[list[Path], typer.Argument(metavar="SCAN...", help="Scan files: a sinogram, or a stack of them, with their geometry.")]
 Level = Annotated[float, typer.Option("--level", help="Level of the intervals, between 0 and 1.")]
@@ -138,7 +137,8 @@ def _reconstruct(task: Task, job: _Job, scan: Scans, index: int, step: Step) -> 
     """One slice, every one with the same draws of the weights: its result does not depend on the stack it is in."""
     A, y = job.network.A, scan.sinograms.to(job.network.device)
     generator = torch.Generator().manual_seed(job.seed)
-    posterior = keep_draws(job.network, y, job.draws, generator, step, keep=index == task.shown)
+    make = reconstruct_and_keep if index == task.shown else sample  # the report looks at the draws of the slice it shows
+    posterior = make(job.network, y, job.draws, generator=generator, on_draw=lambda _: step())
     if not bool(posterior.mean.isfinite().all() & posterior.std.isfinite().all()):
         raise InputError(
             f"{task.path}, slice {index}: the image is not finite; the scan's largest value is {float(y.abs().max()):.3g},"
@@ -160,20 +160,6 @@ def _reconstruct(task: Task, job: _Job, scan: Scans, index: int, step: Step) -> 
         alarm=light,
         notes=(*task.notes, _ADDED) if job.rest else task.notes,
     )
-
-
-def keep_draws(model: Reconstructor, y: Tensor, draws: int, generator: torch.Generator, step: Step, *, keep: bool = True) -> Posterior:
-    """The posterior of y; where they fit, its draws stay in memory, so that a report which looks at them need not make them again."""
-    kept: list[Tensor] = []
-    keep = keep and draws * len(y) * math.prod(model.A.domain_shape) * 4 <= _KEPT_BYTES
-
-    def look(draw: Tensor) -> None:
-        step()
-        if keep:
-            kept.append(draw)
-
-    posterior = sample(model, y, draws, generator=generator, on_draw=look)
-    return replace(posterior, replay=lambda: iter(kept)) if keep else posterior
 
 
 def _thumbnail(subject: Subject) -> Thumbnail:

@@ -26,7 +26,7 @@ from bdgd.data import Correction, Scans, match, named_generator
 from bdgd.evaluation.challenge import Condition, MeasuredScan
 from bdgd.evaluation.measured import Found, score_measured
 from bdgd.evaluation.mismatch import CORRECTION
-from bdgd.inference import explain_rest, reconstruct
+from bdgd.inference import explain_rest, reconstruct_and_keep
 from bdgd.models import Reconstructor
 from bdgd.operators import Geometry, RayTransform
 from bdgd.storage import replacing
@@ -92,7 +92,7 @@ def measured_model(
         require_same(model.correction, seen.correction)
     generator = named_generator("draws", seed)
     y = seen.sinograms.to(model.device)
-    posterior = reconstruct(model, y, draws, generator=generator)
+    posterior = reconstruct_and_keep(model, y, draws, generator=generator)  # the left-out views are predicted from every draw
     posterior = explain_rest(model, y, posterior) if rest else posterior
     rotations = tuple(condition.rotation(scan.name) + seen.rotation for scan in scans)
     yield f"{posterior.number} draws", Found(posterior.mean, rotations, posterior, geometry, seen.correction)

@@ -7,7 +7,7 @@ from bdgd.inference.miscoverage import Miscoverage, edge_mask
 from bdgd.inference.moments import Moments
 from bdgd.inference.posterior import Area, Posterior, Region
 from bdgd.inference.rest import explain_rest
-from bdgd.inference.sampling import reconstruct, reconstruct_blocks
+from bdgd.inference.sampling import reconstruct, reconstruct_and_keep, reconstruct_blocks
 
 __all__ = [
     "Alarm",
@@ -21,6 +21,7 @@ __all__ = [
     "edge_mask",
     "explain_rest",
     "reconstruct",
+    "reconstruct_and_keep",
     "reconstruct_blocks",
     "reconstruct_ensemble",
 ]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +22,8 @@ from bdgd.models.last_layers import PointLayer
 FILL = 1 << 23
 #: Draws that go together on a CPU. Always as many, even where fewer are asked for: rounding depends on the batch, and draws must not.
 CPU_DRAWS = 4
+#: Draws that take no more memory than this may be kept.
+KEPT_BYTES = 1 << 30
 #: Draws between two looks at the Monte-Carlo error.
 CHECK = 10
 
@@ -47,6 +51,27 @@ def reconstruct(
     used = _length(model) if blocks is None else blocks
     options = {"generator": generator, "draw": draw, "precision": precision, "tolerance": tolerance, "on_draw": on_draw}
     return reconstruct_blocks(model, y, (used,), draws, **options)[used]  # type: ignore[arg-type]
+
+
+def reconstruct_and_keep(
+    model: Reconstructor,
+    y: Tensor,
+    draws: int = 100,
+    *,
+    generator: torch.Generator | None = None,
+    on_draw: Callable[[Tensor], None] | None = None,
+) -> Posterior:
+    """The same, with its draws in memory where they fit into KEPT_BYTES: whoever looks at them later need not make them again."""
+    if draws * len(y) * math.prod(model.A.domain_shape) * 4 > KEPT_BYTES:
+        return reconstruct(model, y, draws, generator=generator, on_draw=on_draw)
+    kept: list[Tensor] = []
+
+    def look(image: Tensor) -> None:
+        kept.append(image)
+        if on_draw is not None:
+            on_draw(image)
+
+    return replace(reconstruct(model, y, draws, generator=generator, on_draw=look), replay=lambda: iter(kept))
 
 
 def reconstruct_blocks(
