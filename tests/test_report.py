@@ -23,7 +23,7 @@ from bdgd.apps.residual import residual
 from bdgd.apps.subject import Subject, Thumbnail
 from bdgd.classical import fbp
 from bdgd.inference import Alarm, Posterior, reconstruct
-from bdgd.inference.alarm import SHARES
+from bdgd.inference.witnesses import SHARES
 
 A = small_transform(size=(16, 12), pixel_size=0.5)
 EVIL = '<script>alert(1)</script><img src="http://x.org/a.png" onerror=alert(2)> & "quotes" \udcff'
@@ -190,7 +190,7 @@ def test_calibrated_and_not_are_said(subject: Subject, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(("light", "told"), [("green", "green: 40% of ordinary images look as unusual"), ("red", "; see its structure")])
 def test_the_alarm_is_shown_where_there_is_one(subject: Subject, light: str, told: str) -> None:
     surprises = {name: torch.tensor([9.0 if name == "structure" else 0.0]) for name in SHARES}
-    ringing = Alarm((light,), torch.tensor([0.4]), surprises, surprises, 0.05)
+    ringing = Alarm((light,), torch.tensor([0.4]), surprises, surprises, 0.05, SHARES)
     assert told in report(replace(subject, alarm=ringing)) and told not in report(subject)
 
 

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from bdgd.checks import InputError, require_number
-from bdgd.operators.geometry import FanBeam, Geometry
+from bdgd.operators.geometry import FanBeam, Geometry, ParallelBeam
 
 _FEWEST = 0.25  # share of a view's rays that must have an opposite, or the estimate rests on too little
+_LEAST_ARC = math.pi / 3 - 1e-6  # radians: on less the way of the centre of mass is too straight to tell its middle
 _SMOOTHING = 1.5  # detectors: interpolation between noisy values would prefer the places between detectors
 
 
@@ -43,10 +44,30 @@ def estimate_axis(sinograms: Tensor, geometry: Geometry) -> float:
         return _best_offset(_opposites_mismatch, _smooth(y), geometry)
     if (seam := _seam(geometry)) is not None:
         return _best_offset(_seam_mismatch, _smooth(y[:, seam]), geometry[seam.tolist()])
-    if isinstance(geometry, FanBeam) or geometry.arc[1] < math.pi / 3:
+    if isinstance(geometry, FanBeam) or geometry.arc[1] <= _LEAST_ARC:
         degrees = math.degrees(geometry.arc[1])
         raise InputError(f"the axis cannot be estimated from an arc of {degrees:.0f} degrees; give detector_offset in the geometry")
     return _from_centre_of_mass(y, geometry)
+
+
+def has_centre_of_mass_offset(geometry: Geometry) -> bool:
+    """Whether `centre_of_mass_offset` is determined: parallel rays, three views, and an arc on which a sinusoid is no constant."""
+    return isinstance(geometry, ParallelBeam) and geometry.views >= 3 and geometry.arc[1] > _LEAST_ARC
+
+
+def centre_of_mass_offset(sinograms: Tensor, geometry: Geometry) -> Tensor:
+    """(B,) float64: the `detector_offset` of each parallel sinogram (B, 1, V, D), whatever the geometry says of it, air being 0.
+
+    Least squares of moment = mass (-offset + a cos(theta) + b sin(theta)) over the views, with detectors counted from the middle.
+    Every view has the same noise in its moment, so none is divided by its own mass, and one that is empty has no say.
+    """
+    y = sinograms[:, 0].double()
+    positions = torch.arange(geometry.detectors, dtype=y.dtype, device=y.device) - (geometry.detectors - 1) / 2
+    theta = torch.tensor(geometry.angles, dtype=y.dtype, device=y.device)
+    sinusoid = torch.stack((torch.ones_like(theta), theta.cos(), theta.sin()), -1)  # (V, 3)
+    mass, moment = y.sum(-1, keepdim=True), y @ positions[:, None]  # (B, V, 1)
+    centre = torch.linalg.pinv(mass * sinusoid) @ moment  # (B, 3, 1); of a scan of nothing 0
+    return -centre[:, 0, 0] * geometry.detector_spacing
 
 
 def _has_opposites(geometry: Geometry) -> bool:
@@ -143,16 +164,10 @@ def _seam_mismatch(y: np.ndarray, geometry: Geometry, offset: float) -> float:
 
 
 def _from_centre_of_mass(y: np.ndarray, geometry: Geometry) -> float:
-    """Least squares of centre(theta) = -offset + a cos(theta) + b sin(theta), with detectors counted from the middle."""
-    positions = (np.arange(geometry.detectors) - (geometry.detectors - 1) / 2) * geometry.detector_spacing
     y = y - np.minimum(y[..., :1], y[..., -1:])  # air that reads above zero would pull the centre to the middle
-    mass = y.sum(-1)
-    if (mass <= 0).any():
+    if (y.sum(-1) <= 0).any():
         raise InputError("the axis cannot be estimated: a view holds no object; give detector_offset in the geometry")
-    centres = (y * positions).sum(-1) / mass  # (B, V)
-    theta = np.asarray(geometry.angles)
-    basis = np.stack((np.ones_like(theta), np.cos(theta), np.sin(theta)), -1)
-    return -float(np.linalg.lstsq(basis, centres.T, rcond=None)[0][0].mean())
+    return float(centre_of_mass_offset(torch.from_numpy(y)[:, None], geometry).mean())
 
 
 def _smooth(y: np.ndarray) -> np.ndarray:
