@@ -15,6 +15,7 @@ from bdgd.apps import cli, reproduce
 from bdgd.apps.reproduce import What
 from bdgd.evaluation import Effort, classical
 from bdgd.evaluation.tables import read_cell
+from bdgd.models import load, save
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 
@@ -112,6 +113,18 @@ def test_seeds_are_added_one_by_one_and_a_training_of_its_own_replaces_the_share
     now = read_cell(Path("results"), "sparse30", "sparse30-mfvi")
     assert [entry["recipe"]["trained"]["seed"] for entry in now] == [0, 1, 0] and now[0] == three[0] and now[2] == three[2]
     assert "3 (2 trained)" in Path("results/table1.md").read_text()
+
+
+def test_a_cell_is_made_again_for_a_model_that_was_trained_again(shelf: Shelf) -> None:
+    shelf.add("sparse30-mfvi")
+    assert bdgd("table1").exit_code == 0
+    path = shelf.folder / "sparse30-mfvi.safetensors"
+    model = load(path)
+    model.provenance = {**model.provenance, "commit": "decaf"}
+    save(model, path)
+    assert bdgd("table1").exit_code == 0
+    (entry,) = read_cell(Path("results"), "sparse30", "sparse30-mfvi")
+    assert entry["recipe"]["trained"]["commit"] == "decaf"
 
 
 def test_a_training_of_ones_own_fills_a_row_that_is_not_shipped(shelf: Shelf) -> None:

@@ -15,8 +15,9 @@ from bdgd.apps.evaluate import result_of
 from bdgd.apps.provenance import provenance
 from bdgd.evaluation import METHODS, SETTINGS, Effort, find_method, score, table_scans
 from bdgd.evaluation.lab import Lab
+from bdgd.evaluation.methods import training_of
 from bdgd.evaluation.tables import insert, markdown, read_cell, rows, write_cell
-from bdgd.models import pretrained
+from bdgd.models import pretrained, provenance_of
 from bdgd.operators import RayTransform
 from bdgd.storage import replacing
 
@@ -66,7 +67,7 @@ def fill_cell(job: Job, setting: str, method: str) -> None:
         return
     A = None
     for seed, source in sources.items():
-        if source is None or any(_is_made(entry, seed, source, method) for entry in cell):
+        if source is None or any(_is_made(entry, seed, source) for entry in cell):
             continue
         A = A or RayTransform(SETTINGS[setting], job.device)
         entry = _score(job, A, f"{setting} {method}, seed {seed}", source, seed)
@@ -78,11 +79,11 @@ def fill_cell(job: Job, setting: str, method: str) -> None:
         job.out.note(f"{method}: {len(shared)} more seeds of noise and draws share its one training; {cost.command} makes another")
 
 
-def _is_made(entry: dict[str, Any], seed: int, source: str, method: str) -> bool:
-    """Whether the entry is of that seed, and of a training of its own where there is one by now."""
+def _is_made(entry: dict[str, Any], seed: int, source: str) -> bool:
+    """Whether the entry is of that seed, and of the training that there is now."""
     if entry["provenance"]["seed"] != seed:
         return False
-    return source == method or entry["recipe"].get("trained", {}).get("seed") == seed
+    return source in METHODS or entry["recipe"].get("trained") == training_of(provenance_of(source))
 
 
 def _score(job: Job, A: RayTransform, what: str, source: str, seed: int) -> dict[str, Any]:

@@ -6,10 +6,11 @@ on validation scans.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -65,8 +66,13 @@ def prepare_model(name: str, A: RayTransform, seed: int = 0, effort: Effort = FU
     def posterior(y: Tensor) -> Posterior:
         return reconstruct(model, y, effort.draws, generator=named_generator("draws", seed))
 
-    trained = {key: model.provenance.get(key) for key in ("preset", "seed", "commit", "hardware", "seconds")}
-    return Method(lambda y: posterior(y).mean, {"draws": effort.draws if model.random else 1, "trained": trained}, posterior=posterior)
+    recipe = {"draws": effort.draws if model.random else 1, "trained": training_of(model.provenance)}
+    return Method(lambda y: posterior(y).mean, recipe, posterior=posterior)
+
+
+def training_of(provenance: Mapping[str, Any]) -> dict[str, Any]:
+    """What tells one training from another."""
+    return {key: provenance.get(key) for key in ("preset", "seed", "commit", "hardware", "seconds")}
 
 
 def remembering(method: Method) -> Method:

@@ -2,7 +2,7 @@
 
 from bdgd.models.calibration import Calibration, calibration_from_dict
 from bdgd.models.cascade import DeepGradientDescent, GradientBlock, State
-from bdgd.models.checkpoint import geometry_of, load, pretrained, read_tensors, save, write_tensors
+from bdgd.models.checkpoint import geometry_of, load, pretrained, provenance_of, read_tensors, save, write_tensors
 from bdgd.models.last_layers import LAST_LAYERS
 from bdgd.models.misfit import GaussianMisfit, PoissonMisfit
 from bdgd.models.primal_dual import LearnedPrimalDual
@@ -26,6 +26,7 @@ __all__ = [
     "geometry_of",
     "load",
     "pretrained",
+    "provenance_of",
     "read_tensors",
     "save",
     "write_tensors",

@@ -125,6 +125,12 @@ def geometry_of(source: str | Path) -> Geometry | None:
     return None if values is None else geometry_from_dict(values)
 
 
+def provenance_of(source: str | Path) -> dict[str, Any]:
+    """Where a model comes from, from the header of its file alone."""
+    provenance: dict[str, Any] = _read(_find(source), tensors=False)[1].get("provenance") or {}
+    return provenance
+
+
 def _weights() -> Any:
     return resources.files("bdgd.models") / "weights"
 
