@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import time
@@ -22,7 +21,7 @@ from bdgd.apps.provenance import hardware, provenance, version_of
 from bdgd.checks import InputError
 from bdgd.evaluation import save_figure, speed
 from bdgd.evaluation.tables import insert, short_commit
-from bdgd.storage import write_json
+from bdgd.storage import read_kept, write_json
 
 #: What is measured beside, or with; their versions go into the file.
 PACKAGES = ("triton", "astra-toolbox", "deepinv", "scikit-image", "numpy", "scipy")
@@ -62,7 +61,7 @@ def bench(
     path = make_folder(output) / f"{name}.json"
     if page is not None:
         require_writable(page)
-    results = _earlier(path) or {"hardware": hardware(where), "gpu": where.type == "cuda", "parts": {}}
+    results = _earlier(path, otherwise={"hardware": hardware(where), "gpu": where.type == "cuda", "parts": {}})
     with out.progress("measuring", len(parts)) as step:
         for part in parts:
             results["parts"][part.value] = _measured(_JOBS[part], where)
@@ -142,15 +141,13 @@ def _file_name(hardware: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", hardware.lower()).strip("-")
 
 
-def _earlier(path: Path) -> Results | None:
-    """What was measured on this device before; None where nothing was."""
-    if not path.exists():
-        return None
-    try:
-        results = json.loads(path.read_text())
-        return {"hardware": results["hardware"], "gpu": results["gpu"], "parts": dict(results["parts"])}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path} cannot be read as an earlier measurement ({error}); delete it to measure all again") from None
+def _earlier(path: Path, otherwise: Results) -> Results:
+    """What was measured on this device before."""
+
+    def results(kept: Any) -> Results:
+        return {"hardware": kept["hardware"], "gpu": kept["gpu"], "parts": dict(kept["parts"])}
+
+    return read_kept(path, "an earlier measurement", results, otherwise)
 
 
 def _missing(results: Results) -> list[str]:

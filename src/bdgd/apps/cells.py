@@ -18,7 +18,7 @@ from bdgd.evaluation.lab import Lab
 from bdgd.evaluation.tables import insert, markdown, read_cell, rows, write_cell
 from bdgd.models import pretrained
 from bdgd.operators import RayTransform
-from bdgd.storage import replacing
+from bdgd.storage import write_text
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,7 @@ def make_table(job: Job, table: str, setting: str, page: Path | None = None) -> 
     for row in rows(setting):
         fill_cell(job, setting, row.method)
     text = markdown(job.folder, setting, job.effort.note())
-    with replacing(job.folder / f"{table}.md") as temporary:
-        temporary.write_text(text + "\n")
+    write_text(job.folder / f"{table}.md", text + "\n")
     if page is not None:
         insert(page, table, text)
     job.out.say(text)

@@ -30,7 +30,7 @@ from bdgd.evaluation import Panel, Scale, panels, save_figure
 from bdgd.inference import Posterior, alarm
 from bdgd.metrics import psnr, ssim
 from bdgd.models import Reconstructor, load
-from bdgd.storage import replacing, write_json
+from bdgd.storage import write_json, write_text
 
 MODEL = "sparse30-mfvi"
 NOISE = GaussianNoise(0.01)
@@ -124,8 +124,7 @@ def _report(
         truth=truth,
         alarm=alarm(model, y, posterior) if posterior.calibrated else None,
     )
-    with replacing(folder / "report.html") as temporary:
-        temporary.write_text(report(subject), encoding="utf-8")
+    write_text(folder / "report.html", report(subject))
 
 
 def _score(truth: Tensor, estimates: dict[str, Tensor]) -> list[dict[str, Any]]:

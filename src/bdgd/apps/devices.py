@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from dataclasses import asdict
@@ -12,14 +11,13 @@ from typing import Any
 from bdgd.apps.cells import Job
 from bdgd.apps.options import make_folder
 from bdgd.apps.provenance import measured_on, provenance
-from bdgd.checks import InputError
 from bdgd.data import named_generator
 from bdgd.evaluation import SETTINGS, table_scans
 from bdgd.evaluation.tables import insert, require_place
 from bdgd.inference import reconstruct
 from bdgd.metrics import psnr
 from bdgd.models import Reconstructor, load, pretrained
-from bdgd.storage import replacing, write_json
+from bdgd.storage import read_kept, write_json, write_text
 
 #: Devices agree where the means over the test set differ by at most this many dB.
 TOLERANCE = 0.02
@@ -49,8 +47,7 @@ def make_devices(job: Job, page: Path | None = None) -> None:
         results["models"][name] = {**identity, "psnr": found, "provenance": made}
         write_json(path, results)
     text = compared([devices[each] for each in sorted(devices)], job.effort.note())
-    with replacing(job.folder / "devices.md") as temporary:
-        temporary.write_text(text + "\n")
+    write_text(job.folder / "devices.md", text + "\n")
     if page is not None:
         insert(page, "devices", text)
     job.out.say(text)
@@ -58,12 +55,12 @@ def make_devices(job: Job, page: Path | None = None) -> None:
 
 def _read(path: Path) -> Results:
     """What was measured on a device before."""
-    try:
-        results: Results = json.loads(path.read_text())
-        _ = [(cell["psnr"], cell["weights"], cell["provenance"]) for cell in results["models"].values()], results["hardware"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{path} cannot be read as the results of a device ({error}); delete it to make it again") from None
-    return results
+
+    def results(kept: Any) -> Results:
+        _ = [(cell["psnr"], cell["weights"], cell["provenance"]) for cell in kept["models"].values()], kept["hardware"]
+        return dict(kept)
+
+    return read_kept(path, "the results of a device", results, {})
 
 
 def _psnrs(job: Job, name: str, model: Reconstructor) -> list[float]:

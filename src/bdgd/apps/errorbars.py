@@ -16,7 +16,7 @@ from bdgd.evaluation.reliability import uncertainty_figure
 from bdgd.evaluation.speed.bars import Bar
 from bdgd.evaluation.tables import has_place, insert
 from bdgd.models import Reconstructor, load
-from bdgd.storage import replacing, write_json
+from bdgd.storage import write_json, write_text
 
 #: The model whose error bars are shown to the world.
 MODEL = "sparse30-mfvi"
@@ -60,8 +60,7 @@ def _measure(job: Job, model: Reconstructor, about: dict[str, Any], texts: int) 
     seconds = round(time.perf_counter() - start, 1)
     origin = {**about, "seconds": seconds, **provenance(FRESH, job.device)}
     text = bars_as_markdown(bars, f"{MODEL}, {images} fresh ellipse images, {texts} with text. {job.effort.note()}".strip(), origin)
-    with replacing(job.folder / "errorbars.md") as temporary:
-        temporary.write_text(text + "\n")
+    write_text(job.folder / "errorbars.md", text + "\n")
     write_json(job.folder / "errorbars.json", {"provenance": origin, "bars": [asdict(bar) for bar in bars], **measured.to_dict()})
     save_small(uncertainty_figure(measured.scores.strata, f"{MODEL}, {images} fresh images"), job.folder / "errorbars.png")
     job.out.table(("what", "wanted", "measured", "verdict"), [(b.what, b.wanted, b.measured, b.verdict) for b in bars], job.effort.note())

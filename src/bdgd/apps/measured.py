@@ -37,7 +37,7 @@ from bdgd.evaluation.mismatch import CORRECTION, mismatch, mismatch_table, read_
 from bdgd.evaluation.tables import insert
 from bdgd.evaluation.tooth import evaluate_tooth, read_tooth, read_tooth_scores, tooth_table
 from bdgd.models import Reconstructor, load, pretrained
-from bdgd.storage import replacing, write_json
+from bdgd.storage import write_json, write_text
 
 Folder = Annotated[Path, typer.Argument(help="The challenge's scans as downloaded: .mat files, or compact .npz files.")]
 Names = Annotated[
@@ -96,8 +96,7 @@ def measured(
     _describe_mismatch(out, output, find_scans(folder), where, page)
     for asked in conditions:
         text = measured_markdown(output, asked)
-        with replacing(output / f"{asked.name}.md") as temporary:
-            temporary.write_text(text + "\n")
+        write_text(output / f"{asked.name}.md", text + "\n")
         if page is not None:
             insert(page, asked.name, text)
         out.say(text + "\n")
@@ -219,8 +218,7 @@ def _describe_mismatch(out: Output, folder: Path, paths: dict[str, Path], device
             found = [mismatch(read_measured(name, path), device) for name, path in training.items()]
         write_json(kept, [entry.to_dict() for entry in found])
     text = mismatch_table(found)
-    with replacing(folder / "mismatch.md") as temporary:
-        temporary.write_text(text + "\n")
+    write_text(folder / "mismatch.md", text + "\n")
     if page is not None:
         insert(page, "mismatch", text)
     out.say(text + "\n")

@@ -17,7 +17,7 @@ from bdgd.evaluation.lab import Lab
 from bdgd.evaluation.paper_figures import FIGURES
 from bdgd.evaluation.tables import has_place, insert
 from bdgd.models import pretrained
-from bdgd.storage import replacing, write_json
+from bdgd.storage import write_json, write_text
 
 
 def make_figure(job: Job, name: str) -> None:
@@ -55,8 +55,7 @@ def make_claims(job: Job, page: Path | None = None) -> None:
     lab.missing = sorted({name for claim in claims for name in claim.missing})
     _tell_missing(job, "claims", lab.missing)
     text = markdown(claims, job.effort.note())
-    with replacing(job.folder / "claims.md") as temporary:
-        temporary.write_text(text + "\n")
+    write_text(job.folder / "claims.md", text + "\n")
     if page is not None and has_place(page, "claims"):
         insert(page, "claims", text)
     write_json(job.folder / "claims.json", {**_origin(job, lab, start), "summary": summary(claims), "claims": [asdict(c) for c in claims]})

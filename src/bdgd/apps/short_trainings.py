@@ -18,7 +18,7 @@ from bdgd.apps.training import train_preset
 from bdgd.checks import InputError
 from bdgd.evaluation.epistemic import BLOCKS, PRESET, SCHEDULE, SETTING, Training
 from bdgd.models import DeepGradientDescent, load
-from bdgd.storage import replacing, write_json
+from bdgd.storage import write_json, write_text
 
 
 def preset_of(training: Training, images: int | None = None) -> Preset:
@@ -97,5 +97,4 @@ def origin(job: Job) -> dict[str, Any]:
 def write_results(job: Job, name: str, values: Mapping[str, Any], text: str) -> None:
     """NAME.json with these values and where they come from, and NAME.md with their table."""
     write_json(job.folder / f"{name}.json", {**values, **origin(job)})
-    with replacing(job.folder / f"{name}.md") as temporary:
-        temporary.write_text(text + "\n")
+    write_text(job.folder / f"{name}.md", text + "\n")

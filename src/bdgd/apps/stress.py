@@ -21,7 +21,7 @@ from bdgd.evaluation.degradation import Degradation, degradation_curves
 from bdgd.evaluation.degradation_figures import COLUMNS, degradation_figure, degradation_markdown, degradation_rows
 from bdgd.evaluation.tables import insert, require_place
 from bdgd.models import Reconstructor, load
-from bdgd.storage import replacing, write_json
+from bdgd.storage import write_json, write_text
 
 _CURVES = [kind for kind in KINDS if kind != "anatomy"]
 
@@ -108,8 +108,7 @@ def _write(
         about = {} if anatomy is None else {"patients": sorted(set(anatomy.patients)), "attenuation_of_1": _range(anatomy.scale)}
         write_json(output, {"model": name, **found.to_dict(), **({"anatomy": about} if about else {}), **origin})
     if table is not None:
-        with replacing(table) as temporary:
-            temporary.write_text(degradation_markdown(found, name))
+        write_text(table, degradation_markdown(found, name))
     if figure is not None:
         save_figure(degradation_figure(found, name), figure)
     for path in filter(None, (output, table, figure)):

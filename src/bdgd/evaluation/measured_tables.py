@@ -6,16 +6,14 @@ of other groups: by MCC inside the disc for both MCC, by PSNR for PSNR and SSIM.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from bdgd.checks import InputError
 from bdgd.evaluation.challenge import ARCS, Condition
-from bdgd.storage import write_json
+from bdgd.storage import read_kept, write_json
 
 Results = Mapping[str, Mapping[str, Any]]  # setting -> score -> value
 MISSING = "not trained yet"
@@ -28,14 +26,11 @@ def label(method: str) -> str:
 
 def read_entries(folder: Path, condition: str, method: str) -> dict[str, dict[str, Any]]:
     """What is there of a condition and a method: {scan: {"results": ..., "provenance": ...}}."""
-    path = _file(folder, condition, method)
-    if not path.exists():
-        return {}
-    try:
-        scans = json.loads(path.read_text())["scans"]
-        return {name: {"results": entry["results"], "provenance": entry["provenance"]} for name, entry in scans.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{path} cannot be read as scores of measured scans ({error}); delete it to make it again") from None
+
+    def entries(kept: Any) -> dict[str, dict[str, Any]]:
+        return {name: {key: entry[key] for key in ("results", "provenance")} for name, entry in kept["scans"].items()}
+
+    return read_kept(_file(folder, condition, method), "scores of measured scans", entries, {})
 
 
 def write_entries(folder: Path, condition: str, method: str, entries: Mapping[str, dict[str, Any]]) -> None:

@@ -5,7 +5,6 @@ A model that is trained on simulated scans meets these for the first time in a m
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from bdgd.data import Correction, estimate_axis
 from bdgd.data.correction import air_level, hardened, outermost
 from bdgd.evaluation.challenge import MeasuredScan
 from bdgd.operators import RayTransform
+from bdgd.storage import read_kept
 
 #: b for the challenge's tube (45 kV, 0.5 mm aluminium) and acrylic: the mean that `mismatch` finds on the training scans.
 HARDENING = 0.27
@@ -124,12 +124,7 @@ def _misfit(path: Tensor, p: Tensor, attenuation: float, hardening: float) -> fl
 
 def read_mismatch(path: Path) -> list[Mismatch]:
     """What was measured before and kept as JSON; empty where it was not."""
-    if not path.exists():
-        return []
-    try:
-        return [Mismatch(**entry) for entry in json.loads(path.read_text())]
-    except (OSError, ValueError, TypeError) as error:
-        raise InputError(f"{path} cannot be read as the mismatch of scans ({error}); delete it to make it again") from None
+    return read_kept(path, "the mismatch of scans", lambda kept: [Mismatch(**entry) for entry in kept], [])
 
 
 def mismatch_table(found: Sequence[Mismatch]) -> str:

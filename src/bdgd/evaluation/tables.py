@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from bdgd.checks import InputError
-from bdgd.storage import replacing
+from bdgd.storage import read_kept, write_json, write_text
 
 #: PSNR on ellipses and on Shepp-Logan, as printed in the paper (Tables I and II).
 PAPER: dict[str, dict[str, tuple[float, float]]] = {
@@ -71,22 +70,14 @@ def rows(setting: str) -> list[Row]:
 
 def read_cell(folder: Path, setting: str, method: str) -> list[dict[str, Any]]:
     """The results of a cell, one per seed; empty where it has not been made."""
-    path = _cell(folder, setting, method)
-    if not path.exists():
-        return []
-    try:
-        results = json.loads(path.read_text())["seeds"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path} cannot be read as the cell of a table ({error}); delete it to make it again") from None
-    return list(results)
+    return read_kept(_cell(folder, setting, method), "the cell of a table", lambda kept: list(kept["seeds"]), [])
 
 
 def write_cell(folder: Path, setting: str, method: str, results: Sequence[dict[str, Any]]) -> None:
     """Keep the results of a cell, one entry per seed with its values, recipe and provenance."""
     path = _cell(folder, setting, method)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary:
-        temporary.write_text(json.dumps({"setting": setting, "method": method, "seeds": list(results)}, indent=1) + "\n")
+    write_json(path, {"setting": setting, "method": method, "seeds": list(results)})
 
 
 def markdown(folder: Path, setting: str, note: str = "") -> str:
@@ -117,7 +108,7 @@ def markdown(folder: Path, setting: str, note: str = "") -> str:
 
 def has_place(path: Path, marker: str) -> bool:
     """Whether a page has a place of that name to be filled."""
-    return f"<!-- {marker} -->" in path.read_text()
+    return f"<!-- {marker} -->" in path.read_text(encoding="utf-8")
 
 
 def require_place(path: Path, marker: str) -> None:
@@ -125,7 +116,7 @@ def require_place(path: Path, marker: str) -> None:
     start, end = f"<!-- {marker} -->", f"<!-- /{marker} -->"
     if not path.is_file():
         raise InputError(f"there is no page {path}; make one with the lines {start} and {end}")
-    page = path.read_text()
+    page = path.read_text(encoding="utf-8")
     if start not in page or end not in page:
         raise InputError(f"{path} has no place for the table; add the lines {start} and {end}")
 
@@ -133,10 +124,9 @@ def require_place(path: Path, marker: str) -> None:
 def insert(path: Path, marker: str, text: str) -> None:
     """Put the text between <!-- marker --> and <!-- /marker --> of a page."""
     require_place(path, marker)
-    page, start, end = path.read_text(), f"<!-- {marker} -->", f"<!-- /{marker} -->"
+    page, start, end = path.read_text(encoding="utf-8"), f"<!-- {marker} -->", f"<!-- /{marker} -->"
     before, after = page.split(start)[0], page.split(end, 1)[1]
-    with replacing(path) as temporary:
-        temporary.write_text(f"{before}{start}\n{text}\n{end}{after}")
+    write_text(path, f"{before}{start}\n{text}\n{end}{after}")
 
 
 def _value(cell: list[dict[str, Any]], kind: str) -> str:

@@ -6,7 +6,6 @@ Every third view goes in; the others make the reference and are to be predicted.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -25,6 +24,7 @@ from bdgd.inference import reconstruct
 from bdgd.metrics import psnr, ssim
 from bdgd.models import Reconstructor
 from bdgd.operators import Geometry, ParallelBeam, RayTransform
+from bdgd.storage import read_kept
 
 WEIGHTS = (1e-5, 3e-6, 1e-6, 3e-7)
 REFERENCE_WEIGHT = 1e-6
@@ -99,12 +99,7 @@ def evaluate_tooth(
 
 def read_tooth_scores(path: Path) -> list[ToothScores]:
     """What was scored before and kept as JSON; empty where it was not."""
-    if not path.exists():
-        return []
-    try:
-        return [ToothScores(**entry) for entry in json.loads(path.read_text())["scores"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path} cannot be read as scores of the tooth ({error}); delete it to make it again") from None
+    return read_kept(path, "scores of the tooth", lambda kept: [ToothScores(**entry) for entry in kept["scores"]], [])
 
 
 def tooth_table(scores: Sequence[ToothScores]) -> str:
