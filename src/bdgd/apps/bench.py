@@ -20,7 +20,7 @@ from bdgd.apps.options import Device, choose_device, make_folder, require_writab
 from bdgd.apps.provenance import hardware, provenance, version_of
 from bdgd.checks import InputError
 from bdgd.evaluation import save_figure, speed
-from bdgd.evaluation.tables import insert, short_commit
+from bdgd.evaluation.pages import insert, short_commit
 from bdgd.storage import read_kept, write_json
 
 #: What is measured beside, or with; their versions go into the file.

@@ -15,7 +15,8 @@ from bdgd.apps.evaluate import result_of
 from bdgd.apps.provenance import provenance
 from bdgd.evaluation import METHODS, SETTINGS, Effort, find_method, score, table_scans
 from bdgd.evaluation.lab import Lab
-from bdgd.evaluation.tables import insert, markdown, read_cell, rows, write_cell
+from bdgd.evaluation.pages import insert
+from bdgd.evaluation.tables import markdown, read_cell, rows, write_cell
 from bdgd.models import pretrained
 from bdgd.operators import RayTransform
 from bdgd.storage import write_text

@@ -13,7 +13,7 @@ from bdgd.apps.options import make_folder
 from bdgd.apps.provenance import measured_on, provenance
 from bdgd.data import named_generator
 from bdgd.evaluation import SETTINGS, table_scans
-from bdgd.evaluation.tables import insert, require_place
+from bdgd.evaluation.pages import insert, markdown_table, require_place
 from bdgd.inference import reconstruct
 from bdgd.metrics import psnr
 from bdgd.models import Reconstructor, load, pretrained
@@ -81,14 +81,14 @@ def compared(devices: list[Results], note: str = "") -> str:
     """A table with a row per model: PSNR on ellipses / Shepp-Logan by device, and by how much they differ at most."""
     names = sorted({name for device in devices for name in device["models"]})
     head = ["", *(device["hardware"] for device in devices), "means differ by", "images differ by at most", "verdict"]
-    lines = [f"**{note}**", ""] if note else []
-    lines += [f"| {' | '.join(head)} |", "|---|" + "---:|" * (len(head) - 2) + "---|"]
+    rows = []
     for name in names:
         cells = [device["models"].get(name) for device in devices]
-        lines.append(f"| {' | '.join([name, *map(_means, cells), *_differences([cell for cell in cells if cell]), ''])}".rstrip())
+        rows.append([name, *map(_means, cells), *_differences([cell for cell in cells if cell])])
+    table = markdown_table(head, rows, align="l" + "r" * (len(head) - 2) + "l")
     origins = [measured_on(cell["provenance"]) for device in devices for cell in device["models"].values()]
-    lines += ["", "*PSNR in dB on the test ellipses / on Shepp-Logan, float32, the same scans and draws. " + " ".join(origins) + "*"]
-    return "\n".join(lines)
+    words = f"*PSNR in dB on the test ellipses / on Shepp-Logan, float32, the same scans and draws. {' '.join(origins)}*"
+    return "\n\n".join([*([f"**{note}**"] if note else []), table, words])
 
 
 def _means(cell: Results | None) -> str:

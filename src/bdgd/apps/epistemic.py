@@ -14,7 +14,7 @@ from bdgd.apps.training import make_scans
 from bdgd.data import named_generator
 from bdgd.evaluation.epistemic import ROWS, Row, Training, measure, posterior_function
 from bdgd.evaluation.epistemic_table import chosen, markdown
-from bdgd.evaluation.tables import insert, require_place
+from bdgd.evaluation.pages import insert, require_place
 from bdgd.models import DeepGradientDescent, Reconstructor
 from bdgd.operators import RayTransform
 from bdgd.storage import write_json

@@ -11,10 +11,10 @@ from typing import Any
 from bdgd.apps.cells import Job
 from bdgd.apps.provenance import measured_on, provenance
 from bdgd.evaluation.figures import save_small
+from bdgd.evaluation.pages import has_place, insert, markdown_table
 from bdgd.evaluation.promises import FRESH, measure_promises, promise_bars
 from bdgd.evaluation.reliability import uncertainty_figure
 from bdgd.evaluation.speed.bars import Bar
-from bdgd.evaluation.tables import has_place, insert
 from bdgd.models import Reconstructor, load
 from bdgd.storage import write_json, write_text
 
@@ -63,11 +63,14 @@ def _measure(job: Job, model: Reconstructor, about: dict[str, Any], texts: int) 
     write_text(job.folder / "errorbars.md", text + "\n")
     write_json(job.folder / "errorbars.json", {"provenance": origin, "bars": [asdict(bar) for bar in bars], **measured.to_dict()})
     save_small(uncertainty_figure(measured.scores.strata, f"{MODEL}, {images} fresh images"), job.folder / "errorbars.png")
-    job.out.table(("what", "wanted", "measured", "verdict"), [(b.what, b.wanted, b.measured, b.verdict) for b in bars], job.effort.note())
+    job.out.table(("what", "wanted", "measured", "verdict"), [_cells(bar) for bar in bars], job.effort.note())
     job.out.say(f"wrote {job.folder / 'errorbars.json'}, errorbars.md and errorbars.png")
 
 
 def bars_as_markdown(bars: list[Bar], title: str, origin: dict[str, Any]) -> str:
-    lines = ["| what | wanted | measured | verdict |", "|---|---|---|---|"]
-    lines += [f"| {bar.what} | {bar.wanted} | {bar.measured} | {bar.verdict} |" for bar in bars]
-    return "\n".join([*lines, "", f"*{title} {measured_on(origin)}*"])
+    table = markdown_table(("what", "wanted", "measured", "verdict"), [_cells(bar) for bar in bars], align="llll")
+    return f"{table}\n\n*{title} {measured_on(origin)}*"
+
+
+def _cells(bar: Bar) -> tuple[str, ...]:
+    return bar.what, bar.wanted, bar.measured, bar.verdict

@@ -17,8 +17,8 @@ from bdgd.evaluation.epistemic import POINT, Training, posterior_function
 from bdgd.evaluation.honesty import CANDIDATES, CASES, Case
 from bdgd.evaluation.honesty_scores import measure_case
 from bdgd.evaluation.honesty_table import markdown
+from bdgd.evaluation.pages import insert, require_place
 from bdgd.evaluation.selection import Selection, pool_scans, quality_by_block, selection_scores
-from bdgd.evaluation.tables import insert, require_place
 from bdgd.models import DeepGradientDescent
 from bdgd.operators import RayTransform
 from bdgd.storage import write_json

@@ -34,7 +34,7 @@ from bdgd.evaluation.measured_methods import (
 )
 from bdgd.evaluation.measured_tables import is_complete, measured_markdown, read_entries, write_entries
 from bdgd.evaluation.mismatch import CORRECTION, mismatch, mismatch_table, read_mismatch
-from bdgd.evaluation.tables import insert
+from bdgd.evaluation.pages import insert
 from bdgd.evaluation.tooth import evaluate_tooth, read_tooth, read_tooth_scores, tooth_table
 from bdgd.models import Reconstructor, load, pretrained
 from bdgd.storage import write_json, write_text

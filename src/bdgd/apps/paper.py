@@ -14,8 +14,8 @@ from bdgd.apps.provenance import provenance
 from bdgd.evaluation.claims import AUTHORS, Claim, check_claims, markdown, summary
 from bdgd.evaluation.figures import save_small
 from bdgd.evaluation.lab import Lab
+from bdgd.evaluation.pages import has_place, insert
 from bdgd.evaluation.paper_figures import FIGURES
-from bdgd.evaluation.tables import has_place, insert
 from bdgd.models import pretrained
 from bdgd.storage import write_json, write_text
 

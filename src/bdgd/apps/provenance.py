@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import bdgd
-from bdgd.evaluation.tables import short_commit
+from bdgd.evaluation.pages import short_commit
 
 
 def provenance(seed: int | None, device: torch.device | str) -> dict[str, Any]:

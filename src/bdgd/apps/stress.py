@@ -19,7 +19,7 @@ from bdgd.evaluation import save_figure
 from bdgd.evaluation.conditions import KINDS, Condition, geometry_of, standard_conditions
 from bdgd.evaluation.degradation import Degradation, degradation_curves
 from bdgd.evaluation.degradation_figures import COLUMNS, degradation_figure, degradation_markdown, degradation_rows
-from bdgd.evaluation.tables import insert, require_place
+from bdgd.evaluation.pages import insert, require_place
 from bdgd.models import Reconstructor, load
 from bdgd.storage import write_json, write_text
 

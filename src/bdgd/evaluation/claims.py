@@ -14,6 +14,7 @@ from statistics import fmean
 from bdgd.data import shepp_logan
 from bdgd.evaluation.lab import Lab, Look, display_name, side
 from bdgd.evaluation.maps import edge_contrast, spread, text_contrast
+from bdgd.evaluation.pages import markdown_table
 from bdgd.evaluation.paper_figures import shown_blocks
 from bdgd.evaluation.subjects import ellipse_pictures, faint_ellipse, text_pictures
 from bdgd.evaluation.tables import read_cell
@@ -161,10 +162,9 @@ def check_claims(lab: Lab) -> Iterator[Claim]:
 def markdown(claims: Sequence[Claim], note: str = "") -> str:
     """The claims as a table, with how many hold."""
     marks = {True: "yes", False: "**no**", None: "not yet"}
-    lines = [f"**{note}**", ""] if note else []
-    lines += ["| claim | judged by | recipe | measured | holds |", "|---|---|---|---|:-:|"]
-    lines += [f"| {c.name} | {c.statement} | {c.recipe} | {c.told()} | {marks[c.holds]} |" for c in claims]
-    return "\n".join([*lines, "", summary(claims)])
+    rows = [(claim.name, claim.statement, claim.recipe, claim.told(), marks[claim.holds]) for claim in claims]
+    table = markdown_table(("claim", "judged by", "recipe", "measured", "holds"), rows, align="llllc")
+    return "\n\n".join([*([f"**{note}**"] if note else []), table, summary(claims)])
 
 
 def summary(claims: Sequence[Claim]) -> str:

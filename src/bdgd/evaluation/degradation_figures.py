@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from bdgd.evaluation.conditions import KINDS
 from bdgd.evaluation.degradation import Degradation, Point
+from bdgd.evaluation.pages import markdown_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,9 +36,8 @@ def degradation_rows(found: Degradation) -> list[list[str]]:
 def degradation_markdown(found: Degradation, title: str = "") -> str:
     """The table with its title and what its columns mean."""
     lines = [f"## {title}", ""] if title else []
-    lines += ["| " + " | ".join(COLUMNS) + " |", "|---|---|" + "---:|" * (len(COLUMNS) - 3) + "---|"]
-    lines += ["| " + " | ".join(row) + " |" for row in degradation_rows(found)]
-    return "\n".join([*lines, "", f"Intervals of {100 * found.level:g} %, {found.draws} draws. {LEGEND}", ""])
+    lines += [markdown_table(COLUMNS, degradation_rows(found), align="ll" + "r" * (len(COLUMNS) - 3) + "l"), ""]
+    return "\n".join([*lines, f"Intervals of {100 * found.level:g} %, {found.draws} draws. {LEGEND}", ""])
 
 
 def _row(found: Degradation, point: Point) -> list[str]:

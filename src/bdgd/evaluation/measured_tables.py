@@ -13,6 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from bdgd.evaluation.challenge import ARCS, Condition
+from bdgd.evaluation.pages import markdown_table
 from bdgd.storage import read_kept, write_json
 
 Results = Mapping[str, Mapping[str, Any]]  # setting -> score -> value
@@ -102,22 +103,17 @@ def measured_markdown(folder: Path, condition: Condition) -> str:
     own = ", ".join(condition.own)
     columns = ["", "scans", "MCC", "MCC inside", "lowest"] + ([f"inside: {own}"] if own else [])
     columns += ["PSNR (dB)", "SSIM", "95 % covers", "width", "of noise"]
-    lines = [
-        f"**{condition.title[0].upper()}{condition.title[1:]}**",
-        "",
-        f"| {' | '.join(columns)} |",
-        "|---|" + "---:|" * (len(columns) - 1),
-    ]
-    origins: set[str] = set()
+    cells, origins = list[list[str]](), set[str]()
     for row in rows(folder, condition):
         entries = read_entries(folder, condition.name, row.method)
         scores = scores_of(entries)
         origins |= {str(entry["provenance"].get("hardware")) for entry in entries.values()}
         if scores:
-            lines.append(f"| {row.name} | {len(scores)} | {' | '.join(_cells(scores, condition.own))} |")
+            cells.append([row.name, f"{len(scores)}", *_cells(scores, condition.own)])
         elif row.learned and not read_entries(folder, condition.name, f"{row.method}+linear"):  # the one row of a model that corrects
-            lines.append(f"| {row.name} | 0 | {MISSING} |" + " |" * (len(columns) - 3))
-    return "\n".join([*lines, "", f"*Measured on {'; '.join(sorted(origins)) or 'nothing yet'}.*"])
+            cells.append([row.name, "0", MISSING, *[""] * (len(columns) - 3)])
+    title = f"**{condition.title[0].upper()}{condition.title[1:]}**"
+    return "\n\n".join([title, markdown_table(columns, cells), f"*Measured on {'; '.join(sorted(origins)) or 'nothing yet'}.*"])
 
 
 def _cells(scores: Mapping[str, Mapping[str, float | None]], own: Sequence[str]) -> list[str]:

@@ -18,6 +18,7 @@ from bdgd.checks import InputError
 from bdgd.data import Correction, estimate_axis
 from bdgd.data.correction import air_level, hardened, outermost
 from bdgd.evaluation.challenge import MeasuredScan
+from bdgd.evaluation.pages import markdown_table
 from bdgd.operators import RayTransform
 from bdgd.storage import read_kept
 
@@ -131,10 +132,9 @@ def mismatch_table(found: Sequence[Mismatch]) -> str:
     """The numbers as a Markdown table, a row per scan."""
     columns = ["scan", "air reads", "its drift", "noise in air", "photons", "axis (detectors)", "acrylic (1/mm)", "hardening b"]
     columns += ["misfit, b = 0", "misfit"]
-    lines = [f"| {' | '.join(columns)} |", "|---|" + "---:|" * (len(columns) - 1)]
-    for m in found:
-        lines.append(
-            f"| {m.name} | {m.air:+.4f} | {m.air_drift:.4f} | {m.noise:.4f} | {m.photons:,.0f} | {m.axis:+.3f}"
-            f" | {m.attenuation:.4f} | {m.hardening:.3f} | {m.misfit_straight:.2%} | {m.misfit:.2%} |"
-        )
-    return "\n".join(lines)
+    return markdown_table(columns, [_cells(each) for each in found])
+
+
+def _cells(m: Mismatch) -> list[str]:
+    scanner = [f"{m.air:+.4f}", f"{m.air_drift:.4f}", f"{m.noise:.4f}", f"{m.photons:,.0f}", f"{m.axis:+.3f}"]
+    return [m.name, *scanner, f"{m.attenuation:.4f}", f"{m.hardening:.3f}", f"{m.misfit_straight:.2%}", f"{m.misfit:.2%}"]

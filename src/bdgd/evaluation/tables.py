@@ -8,8 +8,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from bdgd.checks import InputError
-from bdgd.storage import read_kept, write_json, write_text
+from bdgd.evaluation.pages import origins
+from bdgd.storage import read_kept, write_json
 
 #: PSNR on ellipses and on Shepp-Logan, as printed in the paper (Tables I and II).
 PAPER: dict[str, dict[str, tuple[float, float]]] = {
@@ -92,7 +92,7 @@ def markdown(folder: Path, setting: str, note: str = "") -> str:
         "| | ellipses | paper | Shepp-Logan | paper | seeds |",
         "|---|---:|---:|---:|---:|---:|",
     ]
-    origins, left_out = set(), []
+    scored, left_out = list[dict[str, Any]](), list[str]()
     for row in rows(setting):
         cell = read_cell(folder, setting, row.method)
         if not cell and row.name != row.paper:
@@ -100,33 +100,9 @@ def markdown(folder: Path, setting: str, note: str = "") -> str:
             continue
         ours, theirs = [_value(cell, kind) for kind in _KINDS], [_papers(setting, row, kind) for kind in _KINDS]
         lines.append(f"| {row.name} | {ours[0]} | {theirs[0]} | {ours[1]} | {theirs[1]} | {_seeds(cell)} |")
-        origins |= {(result["provenance"]["hardware"], short_commit(str(result["provenance"]["commit"]))) for result in cell}
-    measured = "; ".join(f"{hardware}, commit {commit}" for hardware, commit in sorted(origins)) or "nothing yet"
+        scored += cell
     missing = [f"*Rows without a trained model are left out: {', '.join(left_out)}.*"] if left_out else []
-    return "\n".join([*lines, "", *missing, f"*Measured on {measured}.*"])
-
-
-def has_place(path: Path, marker: str) -> bool:
-    """Whether a page has a place of that name to be filled."""
-    return f"<!-- {marker} -->" in path.read_text(encoding="utf-8")
-
-
-def require_place(path: Path, marker: str) -> None:
-    """Raise unless the page has such a place, which is better known before hours of work than after them."""
-    start, end = f"<!-- {marker} -->", f"<!-- /{marker} -->"
-    if not path.is_file():
-        raise InputError(f"there is no page {path}; make one with the lines {start} and {end}")
-    page = path.read_text(encoding="utf-8")
-    if start not in page or end not in page:
-        raise InputError(f"{path} has no place for the table; add the lines {start} and {end}")
-
-
-def insert(path: Path, marker: str, text: str) -> None:
-    """Put the text between <!-- marker --> and <!-- /marker --> of a page."""
-    require_place(path, marker)
-    page, start, end = path.read_text(encoding="utf-8"), f"<!-- {marker} -->", f"<!-- /{marker} -->"
-    before, after = page.split(start)[0], page.split(end, 1)[1]
-    write_text(path, f"{before}{start}\n{text}\n{end}{after}")
+    return "\n".join([*lines, "", *missing, origins(scored)])
 
 
 def _value(cell: list[dict[str, Any]], kind: str) -> str:
@@ -150,11 +126,6 @@ def _seeds(cell: list[dict[str, Any]]) -> str:
     trained = [result.get("recipe", {}).get("trained") for result in cell]
     trainings = len({made.get("seed") for made in trained if made})
     return f"{len(cell)} ({trainings} trained)" if 0 < trainings < len(cell) else f"{len(cell)}"
-
-
-def short_commit(commit: str) -> str:
-    """Ten letters, and whether the tree was that of the commit."""
-    return commit[:10] + ("-modified" if commit.endswith("-modified") else "")
 
 
 def _cell(folder: Path, setting: str, method: str) -> Path:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bdgd.evaluation.pages import markdown_table
 from bdgd.evaluation.speed.bars import Parts, bars, ratio
 from bdgd.evaluation.speed.measuring import Row
 from bdgd.evaluation.speed.peers import ASTRA_CPU, ASTRA_GPU
@@ -42,11 +43,11 @@ def tables(parts: Parts, on_gpu: bool) -> list[Table]:
 
 def markdown(found: Sequence[Table]) -> str:
     """The tables under their titles."""
-    lines: list[str] = []
+    parts: list[str] = []
     for table in found:
-        marks = ["---" if number < table.left else "---:" for number in range(len(table.columns))]
-        lines += [f"**{table.title}**", "", *("| " + " | ".join(row) + " |" for row in (table.columns, tuple(marks), *table.rows)), ""]
-    return "\n".join(lines).rstrip()
+        align = "l" * table.left + "r" * (len(table.columns) - table.left)
+        parts += [f"**{table.title}**", markdown_table(table.columns, table.rows, align)]
+    return "\n\n".join(parts)
 
 
 def _projector(rows: list[Row]) -> list[Table]:
