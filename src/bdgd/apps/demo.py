@@ -27,6 +27,7 @@ from bdgd.apps.subject import Subject
 from bdgd.classical import fbp, tv
 from bdgd.data import GaussianNoise, ellipse_images, named_generator, shepp_logan, simulate
 from bdgd.evaluation import Panel, Scale, panels, save_figure
+from bdgd.evaluation.strata import object_pixels
 from bdgd.inference import Posterior, alarm
 from bdgd.metrics import psnr, ssim
 from bdgd.models import Reconstructor, load
@@ -170,4 +171,4 @@ def _write(
 def _covered(posterior: Posterior, truth: Tensor) -> float:
     """The part of the object's pixels of truth (1, H, W) that lies in the interval."""
     lower, upper = (end[0].cpu() for end in posterior.interval(LEVEL))
-    return float(((lower <= truth) & (truth <= upper))[truth > 1e-6].float().mean())
+    return float(((lower <= truth) & (truth <= upper))[object_pixels(truth)].float().mean())

@@ -16,6 +16,7 @@ from torch import Tensor
 from bdgd.checks import InputError, require_count
 from bdgd.data import GaussianNoise, Scans, ellipse_images, head_images, named_generator, simulate, table_images
 from bdgd.evaluation.strata import PosteriorLike
+from bdgd.evaluation.timing import synchronise
 from bdgd.metrics import psnr, ssim
 from bdgd.operators import Geometry, ParallelBeam, RayTransform
 
@@ -29,7 +30,10 @@ SETTINGS: dict[str, Geometry] = {
 NOISE = GaussianNoise(0.01)
 SMALL_NOISE = GaussianNoise(0.1)
 
-BATCH = {"cpu": 5, "cuda": 50}  # images reconstructed between two reports of progress
+
+def images_at_once(device: torch.device) -> int:
+    """How many images are reconstructed together, and so between two reports of progress."""
+    return 50 if device.type == "cuda" else 5
 
 
 @dataclass(frozen=True)
@@ -126,14 +130,13 @@ def score(method: Method, scans: Scans, report: Callable[[int, float], None] | N
     seconds = 0.0
     psnrs: list[float] = []
     ssims: list[float] = []
-    head, batch = len(scans) - 1, BATCH.get(scans.sinograms.device.type, 5)
+    head, batch = len(scans) - 1, images_at_once(scans.sinograms.device)
     parts = [(slice(first, min(first + batch, head)), method.reconstruct) for first in range(0, head, batch)]
     for part, reconstruct in [*parts, (slice(head, head + 1), method.reconstruct_head or method.reconstruct)]:
         truth = scans.images[part]
         start = time.perf_counter()
         estimate = reconstruct(scans.sinograms[part])
-        if estimate.is_cuda:
-            torch.cuda.synchronize(estimate.device)
+        synchronise(estimate.device)
         seconds += time.perf_counter() - start
         psnrs += psnr(estimate, truth).tolist()
         ssims += ssim(estimate, truth).tolist()

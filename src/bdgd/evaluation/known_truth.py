@@ -21,6 +21,7 @@ from bdgd.data import Scans, match
 from bdgd.evaluation.benchmark import FULL, Effort
 from bdgd.evaluation.methods import METHODS, find_method
 from bdgd.evaluation.strata import PosteriorLike
+from bdgd.evaluation.timing import synchronise
 from bdgd.metrics import coverage, psnr, ssim
 from bdgd.models import load
 from bdgd.operators import RayTransform
@@ -97,8 +98,7 @@ def _score(make: Callable[[Tensor], Tensor | PosteriorLike], scans: Scans, recip
         start = time.perf_counter()
         made = make(scan.sinograms)
         image = made if isinstance(made, Tensor) else made.mean
-        if image.is_cuda:
-            torch.cuda.synchronize(image.device)
+        synchronise(image.device)
         seconds += time.perf_counter() - start
         _add_quality(found, image, scan)
         if not isinstance(made, Tensor):

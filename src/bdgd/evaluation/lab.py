@@ -14,14 +14,13 @@ import torch
 from torch import Tensor
 
 from bdgd.data import named_generator, simulate
-from bdgd.evaluation.benchmark import FULL, NOISE, Effort
+from bdgd.evaluation.benchmark import FULL, NOISE, Effort, images_at_once
 from bdgd.inference import Posterior, reconstruct_blocks
 from bdgd.metrics import psnr, ssim
 from bdgd.models import DeepGradientDescent, Reconstructor, load, pretrained
 from bdgd.operators import RayTransform
 
 T = TypeVar("T")
-_BATCH = {"cpu": 5, "cuda": 50}  # images between two words about progress
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +82,7 @@ class Lab:
 
     def look_after(self, model: Reconstructor, y: Tensor, blocks: Sequence[int], name: str = "") -> dict[int, Look]:
         """The reconstructions after some of the blocks, from the same draws; told as work on `name`, where it is given."""
-        size = _BATCH.get(self.device.type, 5)
+        size = images_at_once(self.device)
         parts: list[dict[int, Posterior]] = []
         for first in range(0, len(y), size):
             generator = named_generator("draws", self.seed)

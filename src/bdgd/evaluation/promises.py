@@ -16,6 +16,7 @@ from torch import Tensor
 from bdgd.checks import InputError
 from bdgd.data import Scans, ellipse_images, named_generator, noise_from_dict, simulate, with_text
 from bdgd.evaluation.speed.bars import MET, NOT_MET, Bar
+from bdgd.evaluation.strata import object_pixels
 from bdgd.evaluation.uncertainty import UncertaintyScores, score_uncertainty
 from bdgd.inference import Posterior, alarm, reconstruct
 from bdgd.inference.calibrating_regions import random_disc
@@ -27,7 +28,6 @@ from bdgd.models import Reconstructor
 #: it showed (92.1 % of discs anywhere covered at 90 %) changed on which discs regions are calibrated.
 FRESH = 2027
 DISCS = 5  # per image and kind of place
-OBJECT = 1e-6
 LETTERS = "ABCDEFGHKLMNPRSTUVXYZ0123456789"
 Report = Callable[[int, float], None]
 
@@ -77,7 +77,7 @@ class _Watch:
         truth = self.scans.images[self.seen : self.seen + len(y)]
         self.seen += len(y)
         density = posterior.log_density(truth).double()
-        for kind, mask in (("object", truth > OBJECT), ("all", torch.ones_like(truth, dtype=torch.bool))):
+        for kind, mask in (("object", object_pixels(truth)), ("all", torch.ones_like(truth, dtype=torch.bool))):
             total, count = self.nll[kind]
             self.nll[kind] = (total - float(density[mask].sum()), count + int(mask.sum()))
         for place in self.covered:

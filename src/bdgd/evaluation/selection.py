@@ -19,7 +19,7 @@ from torch import Tensor
 
 from bdgd.checks import InputError, require_count
 from bdgd.data import Scans, ellipse_images, named_generator, shepp_logan, simulate
-from bdgd.evaluation.benchmark import BATCH, Effort, noise_of
+from bdgd.evaluation.benchmark import Effort, images_at_once, noise_of
 from bdgd.evaluation.epistemic import POINT, Training
 from bdgd.evaluation.honesty import OURS
 from bdgd.inference import reconstruct_blocks
@@ -90,7 +90,7 @@ def quality_by_block(model: DeepGradientDescent, scans: Scans, draws: int, seed:
     """PSNR (K, B) in dB of the mean of the draws after every block, on the CPU."""
     assert scans.images is not None
     blocks: Sequence[int] = range(1, len(model.blocks) + 1)
-    parts, step = [], BATCH.get(scans.sinograms.device.type, 5)
+    parts, step = [], images_at_once(scans.sinograms.device)
     for y, truth in zip(scans.sinograms.split(step), scans.images.split(step), strict=True):
         found = reconstruct_blocks(model, y, blocks, draws, generator=named_generator("draws", seed))
         parts.append(torch.stack([psnr(found[block].mean, truth) for block in blocks]).cpu())

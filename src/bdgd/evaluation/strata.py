@@ -44,12 +44,17 @@ class PosteriorLike(Protocol):
     def draws(self) -> Iterator[Tensor]: ...
 
 
+def object_pixels(truth: Tensor) -> Tensor:
+    """(B, 1, H, W) true where the truth is above 1e-6: the pixels of the object, all others are background."""
+    return truth > _SMALL
+
+
 def strata(truth: Tensor) -> dict[str, Tensor]:
     """Masks (B, 1, H, W) by name: "all", "object" (truth > 1e-6), "background" (the rest), "edges" (both sides of every step of the truth).
 
     An edge pixel is one whose value differs from that of at least one of its four neighbours.
     """
-    inside, edges = truth > _SMALL, torch.zeros_like(truth, dtype=torch.bool)
+    inside, edges = object_pixels(truth), torch.zeros_like(truth, dtype=torch.bool)
     for axis in (2, 3):
         step = truth.diff(dim=axis).abs() > _SMALL
         length = step.shape[axis]

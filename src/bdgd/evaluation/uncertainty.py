@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bdgd.checks import InputError, require_count, require_finite
 from bdgd.data import Scans, named_generator
-from bdgd.evaluation.benchmark import BATCH
+from bdgd.evaluation.benchmark import images_at_once
 from bdgd.evaluation.strata import PosteriorLike, Stratum, StratumScores, strata
 from bdgd.inference import reconstruct
 from bdgd.metrics import Detection, auroc, ause
@@ -83,7 +83,7 @@ def score_uncertainty(
     marked = None if abnormal is None else pixel_mask(abnormal, scans.images)
     kinds = {name: Stratum(levels, patches, nll=nll, crps=crps, least_std=LEAST_STD) for name in strata(scans.images[:1])}
     whole = _WholeImages()
-    step = require_count(batch or BATCH.get(scans.sinograms.device.type, 5), "batch")
+    step = require_count(batch or images_at_once(scans.sinograms.device), "batch")
     start = time.perf_counter()
     for first in range(0, len(scans), step):
         part = slice(first, first + step)
