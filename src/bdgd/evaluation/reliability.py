@@ -1,7 +1,4 @@
-"""Pictures of how honest error bars are: reliability diagrams and the sparsification plot, one curve per method or kind of pixel.
-
-Made without pyplot, so that no window opens and no setting of the calling program is touched.
-"""
+"""Pictures of how honest error bars are: reliability diagrams and the sparsification plot, one curve per method or kind of pixel."""
 
 from __future__ import annotations
 
@@ -9,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from bdgd.checks import InputError
+from bdgd.evaluation.figures import GRAY, new_figure
 from bdgd.evaluation.strata import StratumScores
 
 if TYPE_CHECKING:
@@ -16,7 +14,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _INCHES = 3.6  # of one panel
-_GRAY = "0.55"
 _DECADES = 1e3  # shown of errors and predicted std
 
 
@@ -54,18 +51,14 @@ def _one_panel(draw: Any, scores: Mapping[str, StratumScores]) -> Figure:
 
 
 def _panels(number: int, scores: Mapping[str, StratumScores]) -> tuple[Figure, list[Axes]]:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     if not scores:
         raise InputError("there is nothing to draw: give the scores of at least one kind of pixel, by name")
-    figure = Figure(figsize=(_INCHES * number, _INCHES), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(_INCHES * number, _INCHES)
     return figure, list(figure.subplots(1, number, squeeze=False)[0])
 
 
 def _draw_coverage(place: Axes, scores: Mapping[str, StratumScores]) -> None:
-    place.plot([0, 100], [0, 100], color=_GRAY, linewidth=0.8, linestyle=":")
+    place.plot([0, 100], [0, 100], color=GRAY, linewidth=0.8, linestyle=":")
     for name, stratum in scores.items():
         points = sorted((interval.level, interval.coverage) for interval in stratum.intervals)
         levels, covered = ([100 * value for value in values] for values in zip(*points, strict=True))
@@ -82,7 +75,7 @@ def _draw_calibration(place: Axes, scores: Mapping[str, StratumScores]) -> None:
     shown = [value for s in scores.values() for value in (*s.reliability.predicted, *s.reliability.actual) if value > 0]
     high = 1.4 * max(shown, default=1.0)
     low = max(0.7 * min(shown, default=1e-3), high / _DECADES)
-    place.plot([low, high], [low, high], color=_GRAY, linewidth=0.8, linestyle=":")
+    place.plot([low, high], [low, high], color=GRAY, linewidth=0.8, linestyle=":")
     place.set(xlim=(low, high), ylim=(low, high), aspect="equal")
     _label(place, "calibration", "predicted std", "root mean square error")
 
