@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -17,7 +16,7 @@ import typer
 from bdgd.apps.bench_quality import measure_quality
 from bdgd.apps.console import Output
 from bdgd.apps.options import Device, choose_device, make_folder, require_writable
-from bdgd.apps.provenance import hardware, provenance, version_of
+from bdgd.apps.provenance import file_name, hardware, provenance, version_of
 from bdgd.checks import InputError
 from bdgd.evaluation import save_figure, speed
 from bdgd.evaluation.pages import insert, short_commit
@@ -57,8 +56,7 @@ def bench(
     """
     where = choose_device(device)
     parts = _chosen(only, quality, where)
-    name = _file_name(hardware(where))
-    path = make_folder(output) / f"{name}.json"
+    path = make_folder(output) / f"{file_name(hardware(where))}.json"
     if page is not None:
         require_writable(page)
     results = _earlier(path, otherwise={"hardware": hardware(where), "gpu": where.type == "cuda", "parts": {}})
@@ -134,11 +132,6 @@ _JOBS: dict[Part, Callable[[torch.device], Results]] = {
     Part.growth: _growth,
     Part.quality: measure_quality,
 }
-
-
-def _file_name(hardware: str) -> str:
-    """The name of a device as the name of a file: small letters, numbers and hyphens."""
-    return re.sub(r"[^a-z0-9]+", "-", hardware.lower()).strip("-")
 
 
 def _earlier(path: Path, otherwise: Results) -> Results:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 from bdgd.apps.cells import Job
 from bdgd.apps.options import make_folder
-from bdgd.apps.provenance import measured_on, provenance
+from bdgd.apps.provenance import file_name, measured_on, provenance
 from bdgd.data import named_generator
 from bdgd.evaluation import SETTINGS, table_scans
 from bdgd.evaluation.pages import insert, markdown_table, require_place
@@ -30,7 +29,7 @@ Results = dict[str, Any]
 def make_devices(job: Job, page: Path | None = None) -> None:
     """Score every shipped model of the tables on this device, and compare it with the devices that were there before."""
     origin = provenance(0, job.device)
-    path = make_folder(job.folder / "devices") / f"{re.sub(r'[^a-z0-9]+', '-', str(origin['hardware']).lower()).strip('-')}.json"
+    path = make_folder(job.folder / "devices") / f"{file_name(str(origin['hardware']))}.json"
     if page is not None:
         require_place(page, "devices")
     devices = {each: _read(each) for each in path.parent.glob("*.json")}

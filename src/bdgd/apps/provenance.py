@@ -7,6 +7,7 @@ import hashlib
 import importlib.metadata
 import os
 import platform
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,11 @@ def hardware(device: torch.device | str) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{_processor()}, {os.cpu_count()} cores"
+
+
+def file_name(device: str) -> str:
+    """The name of a device as the name of a file: small letters, numbers and hyphens."""
+    return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
 
 
 def _processor() -> str:

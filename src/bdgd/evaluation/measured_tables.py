@@ -12,12 +12,18 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from bdgd.evaluation.challenge import ARCS, Condition
+from bdgd.evaluation.challenge import Condition, group_of
 from bdgd.evaluation.pages import markdown_table
 from bdgd.storage import read_kept, write_json
 
 Results = Mapping[str, Mapping[str, Any]]  # setting -> score -> value
 MISSING = "not trained yet"
+
+#: Which score chooses the setting that each score is taken from.
+_CHOSEN_BY = {
+    **dict.fromkeys(("mcc", "mcc_inside", "coverage", "width", "noise_width"), "mcc_inside"),
+    **dict.fromkeys(("psnr", "ssim"), "psnr"),
+}
 
 
 def label(method: str) -> str:
@@ -52,7 +58,7 @@ def chosen_setting(entries: Mapping[str, Mapping[str, Any]], scan: str, score: s
     settings = list(entries[scan]["results"])
     if len(settings) == 1:
         return settings[0]
-    others = [entry["results"] for name, entry in entries.items() if _group(name) != _group(scan)]
+    others = [entry["results"] for name, entry in entries.items() if group_of(name) != group_of(scan)]
     means = {}
     for setting in settings:
         values = [results[setting][score] for results in others if results.get(setting, {}).get(score) is not None]
@@ -73,15 +79,10 @@ def scores_of(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, f
     return table
 
 
-#: By which score the setting is chosen that a score is taken from.
-_CHOSEN_BY = {
-    **dict.fromkeys(("mcc", "mcc_inside", "coverage", "width", "noise_width"), "mcc_inside"),
-    **dict.fromkeys(("psnr", "ssim"), "psnr"),
-}
-
-
 @dataclass(frozen=True)
 class Row:
+    """A row of the table and the method that fills it; a learned one says so where its model is missing."""
+
     name: str
     method: str
     learned: bool = False
@@ -133,10 +134,6 @@ def _cells(scores: Mapping[str, Mapping[str, float | None]], own: Sequence[str])
 
 def _short(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}"  # noqa: RUF001 (an en dash for what is not there)
-
-
-def _group(scan: str) -> str:
-    return scan[:2] if scan in ARCS else "training"
 
 
 def _file(folder: Path, condition: str, method: str) -> Path:
