@@ -150,18 +150,18 @@ def _write(
     title = {(row["phantom"], row["method"]): f"{row['method']}, {row['psnr']:.1f} dB" for row in rows}
     error = (estimates["bdgd"] - truth).abs()
     inside = [_covered(posterior, t) for posterior, t in zip(posteriors, truth, strict=True)]
-    wrong = Scale("error, standard deviation and half of the interval", 0.0, float(torch.quantile(error, 0.998)), "magma")
+    error_scale = Scale("error, standard deviation and half of the interval", 0.0, float(torch.quantile(error, 0.998)), "magma")
     epistemic = torch.cat([posterior.epistemic.sqrt().cpu() for posterior in posteriors])
-    between_draws = Scale("epistemic standard deviation", 0.0, float(torch.quantile(epistemic, 0.998)), "magma")
+    epistemic_scale = Scale("epistemic standard deviation", 0.0, float(torch.quantile(epistemic, 0.998)), "magma")
     shown: list[list[Panel | None]] = []
     for i, (phantom, posterior) in enumerate(zip(PHANTOMS, posteriors, strict=True)):
         lower, upper = posterior.interval(LEVEL)
         shown.append([Panel(truth[i, 0], "truth"), *(Panel(image[i, 0], title[phantom, name]) for name, image in estimates.items())])
         shown.append([
-            Panel(error[i, 0], "error of bdgd", wrong),
-            Panel(posterior.std[0, 0].cpu(), "standard deviation", wrong),
-            Panel(((upper - lower) / 2)[0, 0].cpu(), f"{LEVEL:.0%} interval: {inside[i]:.0%} of the object inside", wrong),
-            Panel(epistemic[i, 0], "of which between draws", between_draws),
+            Panel(error[i, 0], "error of bdgd", error_scale),
+            Panel(posterior.std[0, 0].cpu(), "standard deviation", error_scale),
+            Panel(((upper - lower) / 2)[0, 0].cpu(), f"{LEVEL:.0%} interval: {inside[i]:.0%} of the object inside", error_scale),
+            Panel(epistemic[i, 0], "of which between draws", epistemic_scale),
         ])  # fmt: skip
     save_figure(panels(shown, [name for phantom in PHANTOMS for name in (phantom, "how far to trust it")]), folder / "demo.png")
     described = {"views": 30, "noise": NOISE.to_dict(), "tv": TV, "level": LEVEL, "covered": dict(zip(PHANTOMS, inside, strict=True))}

@@ -51,7 +51,7 @@ def report(subject: Subject) -> str:
     )
 
 
-def measured(value: float, std: float) -> str:
+def rounded(value: float, std: float) -> str:
     """A value with as many decimals as its standard deviation has to two digits."""
     if not (math.isfinite(std) and std > 0):
         return f"{value:.4g}"
@@ -145,11 +145,11 @@ def _regions(subject: Subject) -> str:
     rows = [f"<tr>{''.join(_cell(cell, k, 'th') for k, cell in enumerate(head))}</tr>"]
     for number, (disc, mask) in enumerate(zip(subject.places.discs, masks, strict=True)):
         mean, std, lower, upper = (float(getattr(found[number], name)) for name in ("mean", "std", "lower", "upper"))
-        cells = [str(number + 1), disc.name, str(int(mask.sum())), measured(mean, std), f"{std:.2g}"]
-        cells.append(f"{measured(lower, std)} to\u00a0{measured(upper, std)}")
+        cells = [str(number + 1), disc.name, str(int(mask.sum())), rounded(mean, std), f"{std:.2g}"]
+        cells.append(f"{rounded(lower, std)} to\u00a0{rounded(upper, std)}")
         if subject.truth is not None:
             truth = float(subject.truth[0, 0].cpu()[mask].mean())
-            cells += [measured(truth, std), "yes" if lower <= truth <= upper else "no"]
+            cells += [rounded(truth, std), "yes" if lower <= truth <= upper else "no"]
         rows.append(f"<tr>{''.join(_cell(cell, k, 'td') for k, cell in enumerate(cells))}</tr>")
     return "".join(rows)
 

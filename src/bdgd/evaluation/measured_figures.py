@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bdgd.evaluation.challenge import Condition, MeasuredScan
 from bdgd.evaluation.figures import Panel, Scale, panels
-from bdgd.evaluation.measured import Found, acrylic_value
+from bdgd.evaluation.measured import Reconstructed, acrylic_value
 from bdgd.evaluation.measured_methods import MeasuredMethod
 from bdgd.evaluation.measured_tables import MISSING, chosen_setting, read_entries
 from bdgd.evaluation.segmentation import matthews, rotated, segmented
@@ -50,7 +50,7 @@ def _row(
     return row + errors
 
 
-def _found(folder: Path, name: str, method: MeasuredMethod | None, scan: MeasuredScan, condition: Condition) -> Found:
+def _found(folder: Path, name: str, method: MeasuredMethod | None, scan: MeasuredScan, condition: Condition) -> Reconstructed:
     """The image of the setting that the table takes for this scan; where there is no choice yet, the first."""
     assert method is not None
     entries = read_entries(folder, condition.name, name)
@@ -64,7 +64,7 @@ def _found(folder: Path, name: str, method: MeasuredMethod | None, scan: Measure
     return first
 
 
-def _model_panels(found: Found | None, scan: MeasuredScan, attenuation: Scale) -> list[Panel]:
+def _model_panels(found: Reconstructed | None, scan: MeasuredScan, attenuation: Scale) -> list[Panel]:
     if found is None or found.posterior is None:
         blank = torch.zeros(scan.segmentation.shape)
         return [Panel(blank, f"BDGD: {MISSING}", attenuation)] * 2
@@ -75,11 +75,11 @@ def _model_panels(found: Found | None, scan: MeasuredScan, attenuation: Scale) -
     return [Panel(_seen(found), "BDGD mean", attenuation), Panel(std, "BDGD std", scale)]
 
 
-def _seen(found: Found) -> Tensor:
+def _seen(found: Reconstructed) -> Tensor:
     return rotated(found.images, found.rotations[0])[0, 0]
 
 
-def _errors(found: Found | None, scan: MeasuredScan, name: str) -> Panel:
+def _errors(found: Reconstructed | None, scan: MeasuredScan, name: str) -> Panel:
     if found is None:
         return Panel(torch.zeros(scan.segmentation.shape), f"{name}: {MISSING}", _ERRORS)
     estimate = segmented(found.images, found.rotations[0])

@@ -51,7 +51,7 @@ def photon_noise(y: Tensor) -> float:
 
 
 @dataclass(frozen=True)
-class Mismatch:
+class MeasuredMismatch:
     """Of one scan. Line integrals p have no unit; lengths are in millimetres.
 
     air: what the air reads. air_drift: its standard deviation from view to view. noise: standard deviation of a ray through air,
@@ -79,7 +79,7 @@ class Mismatch:
         return asdict(self)
 
 
-def mismatch(scan: MeasuredScan, device: torch.device | str = "cpu") -> Mismatch:
+def mismatch(scan: MeasuredScan, device: torch.device | str = "cpu") -> MeasuredMismatch:
     """Measure all of it on one scan, with the path through acrylic from the organisers' segmentation."""
     y, geometry = scan.scans.sinograms, scan.scans.geometry
     assert geometry is not None
@@ -88,7 +88,7 @@ def mismatch(scan: MeasuredScan, device: torch.device | str = "cpu") -> Mismatch
     p = y[:, :, ::_VIEWS_BETWEEN].double() - offset
     long = path > _SHORTEST * path.max()
     attenuation, hardening = _hardening(path[long], p[long])
-    return Mismatch(
+    return MeasuredMismatch(
         name=scan.name,
         air=offset,
         air_drift=float(outermost(y).mean(-1).std()),
@@ -123,18 +123,18 @@ def _misfit(path: Tensor, p: Tensor, attenuation: float, hardening: float) -> fl
     return float((hardened(attenuation * path, hardening) - p).square().mean().sqrt() / p.max())
 
 
-def read_mismatch(path: Path) -> list[Mismatch]:
+def read_mismatch(path: Path) -> list[MeasuredMismatch]:
     """What was measured before and kept as JSON; empty where it was not."""
-    return read_kept(path, "the mismatch of scans", lambda kept: [Mismatch(**entry) for entry in kept], [])
+    return read_kept(path, "the mismatch of scans", lambda kept: [MeasuredMismatch(**entry) for entry in kept], [])
 
 
-def mismatch_table(found: Sequence[Mismatch]) -> str:
+def mismatch_table(found: Sequence[MeasuredMismatch]) -> str:
     """The numbers as a Markdown table, a row per scan."""
     columns = ["scan", "air reads", "its drift", "noise in air", "photons", "axis (detectors)", "acrylic (1/mm)", "hardening b"]
     columns += ["misfit, b = 0", "misfit"]
     return markdown_table(columns, [_cells(each) for each in found])
 
 
-def _cells(m: Mismatch) -> list[str]:
+def _cells(m: MeasuredMismatch) -> list[str]:
     scanner = [f"{m.air:+.4f}", f"{m.air_drift:.4f}", f"{m.noise:.4f}", f"{m.photons:,.0f}", f"{m.axis:+.3f}"]
     return [m.name, *scanner, f"{m.attenuation:.4f}", f"{m.hardening:.3f}", f"{m.misfit_straight:.2%}", f"{m.misfit:.2%}"]
