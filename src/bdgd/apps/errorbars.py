@@ -23,7 +23,7 @@ MODEL = "sparse30-mfvi"
 
 
 def make_errorbars(job: Job, page: Path | None = None) -> None:
-    """Measure every bar for the shipped model, or the one of the runs; write numbers, table and picture. What is there of it is kept."""
+    """Measure every bar for the shipped model, or the one of the runs; write numbers, table and picture. What was measured for these weights before is kept."""
     source = job.trained(MODEL, 0)
     model = load(source or MODEL, device=job.device)
     if model.calibration is None:

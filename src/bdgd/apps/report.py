@@ -63,6 +63,7 @@ def rounded(value: float, std: float) -> str:
 
 
 def _lead(subject: Subject) -> str:
+    """The first sentences: what was done, and whether the error bars are calibrated."""
     model, draws = escaped(subject.origin.get("model", "a model")), subject.posterior.number
     made = "one pass" if draws == 1 else f"{draws} draws"
     trust = (
@@ -76,6 +77,7 @@ def _lead(subject: Subject) -> str:
 
 
 def _facts(subject: Subject) -> list[tuple[str, str]]:
+    """The box of numbers at the top, by name."""
     geometry, unit = subject.geometry, subject.grid.unit
     (wide, high), size = geometry.image_size, f"{geometry.pixel_size:.4g}" + (f" {unit}" if unit else "")
     beam, arc = "fan" if isinstance(geometry, FanBeam) else "parallel", math.degrees(geometry.arc[1])
@@ -137,6 +139,7 @@ def _regions_note(subject: Subject) -> str:
 
 
 def _regions(subject: Subject) -> str:
+    """The rows of the table of discs."""
     masks = [disc.mask(subject.geometry) for disc in subject.places.discs]
     found = [subject.posterior.region(mask, subject.level) for mask in masks]
     head = ["", "disc", "pixels", "mean", "std", f"{percent(subject.level)} interval"] + (
@@ -163,6 +166,7 @@ def _cell(text: str, column: int, tag: str) -> str:
 
 
 def _agreement(residual: Residual) -> str:
+    """How well the image explains its measurement, in words."""
     found = (
         f"The mean leaves a residual of {short(residual.rms)} (root mean square over all rays; the sinogram's is {short(residual.signal)})."
     )

@@ -60,7 +60,7 @@ def _effect_cells(choice: Choice, results: Results, cases: Sequence[Case]) -> li
 
 
 def _validation_cells(selection: Mapping[str, Any]) -> list[list[str]]:
-    """What choosing on the smallest test sets adds: of the family with most candidates."""
+    """The row of `VALIDATION`: what choosing among most candidates on the smallest test sets adds to their PSNR."""
     name, sizes = max(selection["scores"]["families"].items(), key=lambda family: int(family[1][0]["candidates"]))
     instead = f"{name} chosen on {sizes[0]['images']} test images"
     return [[*_words(VALIDATION, first=True), instead, f"{sizes[0]['gain']:+.2f}", "-", "-", "-"]]

@@ -33,7 +33,11 @@ class Look:
 
 @dataclass(eq=False)
 class Lab:
-    """Reconstructs with shipped models. folder: that of the tables' cells; say: is told now and then what goes on."""
+    """Reconstructs with shipped models.
+
+    folder: where the cells of the tables are kept. say: called now and then with what goes on. used: the provenance of every model
+    that was asked for; missing: the names of those that are not shipped.
+    """
 
     device: torch.device
     effort: Effort = FULL
@@ -96,6 +100,7 @@ class Lab:
 
 
 def last_block(model: Reconstructor) -> int:
+    """The number of blocks; a model without blocks counts as one."""
     return len(model.blocks) if isinstance(model, DeepGradientDescent) else 1
 
 

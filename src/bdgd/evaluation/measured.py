@@ -27,17 +27,17 @@ from bdgd.metrics import psnr, ssim
 from bdgd.operators import Geometry, RayTransform
 
 LEVEL = 0.95
-_PREDICTED = 5  # every so manieth left-out view is predicted
+_PREDICTED = 5  # of the left-out views, every fifth is predicted
 _DRAWS = 100  # fewest predictions from which quantiles are taken
-_OBJECT = 0.1  # line integrals above it have passed the disc
+_OBJECT = 0.1  # line integrals above it have passed through the disc
 
 
 @dataclass(frozen=True, eq=False)
 class Reconstructed:
-    """Images (B, 1, N, N), one per scan, each to be turned by its one of `rotations` (radians) to lie as the object did.
+    """Images (B, 1, N, N), one per scan. Turned by its entry of `rotations` (radians), an image lies as the object did.
 
-    With their error bars where they have any: then all are turned by the same from the start of their arcs. correction: what was done
-    to the scans before, so that A applied to an image is what was measured, corrected.
+    posterior: the images with their error bars, where the method has any; their rotations differ only by where each arc starts.
+    correction: what was done to the scans before, so that A applied to an image is what was measured, corrected.
     """
 
     images: Tensor

@@ -52,7 +52,7 @@ def photon_noise(y: Tensor) -> float:
 
 @dataclass(frozen=True)
 class MeasuredMismatch:
-    """Of one scan. Line integrals p have no unit; lengths are in millimetres.
+    """How one scan departs from y = A x. Line integrals p have no unit; lengths are in millimetres.
 
     air: what the air reads. air_drift: its standard deviation from view to view. noise: standard deviation of a ray through air,
     times e^(p/2) elsewhere. axis: where the axis is seen, in detectors from the middle. attenuation: of a thin piece of acrylic, 1/mm.

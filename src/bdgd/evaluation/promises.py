@@ -34,7 +34,7 @@ Report = Callable[[int, float], None]
 
 @dataclass(frozen=True)
 class Measured:
-    """All that the bars are about; shares and coverages between 0 and 1."""
+    """What was measured for the bars; shares and coverages lie between 0 and 1."""
 
     scores: UncertaintyScores
     nll: dict[str, float]  # of the predictive, nats per pixel, on "object" and "all" pixels
@@ -62,7 +62,7 @@ def measure_promises(model: Reconstructor, images: int = 1000, texts: int = 100,
 
 
 class _Watch:
-    """The posterior of each batch of scans in turn, from which it also gathers what belongs to predictives, regions and the alarm."""
+    """The posterior of each batch of scans in turn. Gathers what `score_uncertainty` does not: predictives, regions and alarms."""
 
     def __init__(self, model: Reconstructor, scans: Scans):
         assert model.calibration is not None

@@ -65,7 +65,7 @@ def strata(truth: Tensor) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class StratumScores:
-    """The scores of one kind of pixel, pooled over all images; NLL in nats per pixel, RMSE, MAE, CRPS and widths in that of the image.
+    """The scores of one kind of pixel, pooled over all images; NLL in nats per pixel, RMSE, MAE, CRPS and widths in the image's unit.
 
     nll_constant: of the best Gaussian of one constant std, so nll_constant - nll is what knowing where the errors are is worth.
     constant_widths: of intervals of one constant width that cover as much as those of each level (not cut off at 0).

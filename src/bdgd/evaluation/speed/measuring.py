@@ -89,7 +89,7 @@ class KeptForBackward:
             self.bytes = max(self.bytes, self._now)
 
     def drop(self, place: int, size: int) -> None:
-        """One operation less does."""
+        """One operation fewer keeps it."""
         self._holders[place] -= 1
         if not self._holders[place]:
             del self._holders[place]
