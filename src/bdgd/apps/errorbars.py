@@ -23,7 +23,10 @@ MODEL = "sparse30-mfvi"
 
 
 def make_errorbars(job: Job, page: Path | None = None) -> None:
-    """Measure every bar for the shipped model, or the one of the runs; write numbers, table and picture. What was measured for these weights before is kept."""
+    """Measure every bar for the shipped model, or for that of the runs; write numbers, table and picture.
+
+    Files that are there for the same weights and images are kept.
+    """
     source = job.trained(MODEL, 0)
     model = load(source or MODEL, device=job.device)
     if model.calibration is None:
