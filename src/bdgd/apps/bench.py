@@ -155,12 +155,10 @@ def _fill(page: Path, results: Results, figure: Any) -> None:
     picture = make_folder(page.parent / "images") / f"speed-{kind}.png"
     save_figure(figure, picture)
     made = speed.tables(results["parts"], results["gpu"])
-    origins = {
-        short_commit(str(part["provenance"]["commit"])) + f", {part['provenance']['date'][:10]}" for part in results["parts"].values()
-    }
-    seconds = sum(part["provenance"]["seconds"] for part in results["parts"].values())
-    busy = [part["provenance"] for part in results["parts"].values()]
-    threads, loads = max(part["threads"] for part in busy), [part["load"] for part in busy if part["load"] is not None]
+    made_by = [part["provenance"] for part in results["parts"].values()]
+    origins = {f"{short_commit(str(origin['commit']))}, {origin['date'][:10]}" for origin in made_by}
+    seconds = sum(origin["seconds"] for origin in made_by)
+    threads, loads = max(origin["threads"] for origin in made_by), [origin["load"] for origin in made_by if origin["load"] is not None]
     work = f", {threads} threads, load up to {max(loads):g}" if loads and not results["gpu"] else ""
     lines = [
         f"*Measured on {results['hardware']} in {seconds:.0f} s{work} (commit {'; '.join(sorted(origins))}).*",

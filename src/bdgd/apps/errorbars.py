@@ -14,7 +14,7 @@ from bdgd.evaluation.figures import save_small
 from bdgd.evaluation.pages import has_place, insert, markdown_table
 from bdgd.evaluation.promises import FRESH, measure_promises, promise_bars
 from bdgd.evaluation.reliability import uncertainty_figure
-from bdgd.evaluation.speed.bars import Bar
+from bdgd.evaluation.requirements import BAR_COLUMNS, Bar
 from bdgd.models import Reconstructor, load
 from bdgd.storage import write_json, write_text
 
@@ -66,14 +66,11 @@ def _measure(job: Job, model: Reconstructor, about: dict[str, Any], texts: int) 
     write_text(job.folder / "errorbars.md", text + "\n")
     write_json(job.folder / "errorbars.json", {"provenance": origin, "bars": [asdict(bar) for bar in bars], **measured.to_dict()})
     save_small(uncertainty_figure(measured.scores.strata, f"{MODEL}, {images} fresh images"), job.folder / "errorbars.png")
-    job.out.table(("what", "wanted", "measured", "verdict"), [_cells(bar) for bar in bars], job.effort.note())
+    job.out.table(BAR_COLUMNS, [bar.cells() for bar in bars], job.effort.note())
     job.out.say(f"wrote {job.folder / 'errorbars.json'}, errorbars.md and errorbars.png")
 
 
 def bars_as_markdown(bars: list[Bar], title: str, origin: dict[str, Any]) -> str:
-    table = markdown_table(("what", "wanted", "measured", "verdict"), [_cells(bar) for bar in bars], align="llll")
+    """The bars as a table, and below it what was measured and where."""
+    table = markdown_table(BAR_COLUMNS, [bar.cells() for bar in bars], align="llll")
     return f"{table}\n\n*{title} {measured_on(origin)}*"
-
-
-def _cells(bar: Bar) -> tuple[str, ...]:
-    return bar.what, bar.wanted, bar.measured, bar.verdict

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from bdgd.checks import InputError
-from bdgd.data import Scans, named_generator, simulate
-from bdgd.evaluation.benchmark import Effort, Method, images_at_once, noise_of, score, table_scans
+from bdgd.data import Scans, named_generator
+from bdgd.evaluation.benchmark import Effort, Method, images_at_once, noisy_scans, score, table_scans, true_images
 from bdgd.evaluation.methods import remembering
 from bdgd.evaluation.strata import object_pixels
 from bdgd.evaluation.subjects import text_pictures
@@ -158,19 +158,18 @@ def measure(posterior_of: PosteriorFunction, A: RayTransform, effort: Effort, tr
 def text_auroc(posterior_of: PosteriorFunction, A: RayTransform, images: int, seed: int = 0) -> float:
     """Mean over images of the AUROC of the epistemic variance as a detector of the text's pixels; 1/2 is chance."""
     x, mask = text_pictures(images, A.domain_shape[1])
-    y = simulate(A, x, noise_of(A), generator=named_generator("figure noise", seed)).sinograms.to(A.device)
-    _, epistemic = _in_batches(posterior_of, y)
+    _, epistemic = _in_batches(posterior_of, noisy_scans(A, x, "figure noise", seed).sinograms)
     return float(auroc(epistemic, mask.to(epistemic.device)).mean())
 
 
 def growth(posterior_of: PosteriorFunction, scans: Scans) -> tuple[float | None, float]:
     """The factors by which epistemic variance and squared error grow with lost views; the first is None without any variance."""
-    assert scans.images is not None
-    inside = object_pixels(scans.images)
+    truth = true_images(scans)
+    inside = object_pixels(truth)
     means = []
     for y in (scans.sinograms, with_lost_views(scans.sinograms)):
         mean, epistemic = _in_batches(posterior_of, y)
-        means.append((float(epistemic[inside].double().mean()), float((mean - scans.images)[inside].double().square().mean())))
+        means.append((float(epistemic[inside].double().mean()), float((mean - truth)[inside].double().square().mean())))
     (variance, error), (more_variance, more_error) = means
     return (more_variance / variance if variance > 0 else None), more_error / error
 

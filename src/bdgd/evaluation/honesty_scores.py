@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bdgd.data import Scans
-from bdgd.evaluation.benchmark import Effort, images_at_once, table_scans
+from bdgd.evaluation.benchmark import Effort, images_at_once, table_scans, true_images
 from bdgd.evaluation.epistemic import PATCH, PosteriorFunction
 from bdgd.evaluation.strata import object_pixels
 from bdgd.inference import Moments, Posterior
@@ -61,9 +61,8 @@ def measure_case(posterior_of: PosteriorFunction, A: RayTransform, effort: Effor
 
 def _posteriors(posterior_of: PosteriorFunction, scans: Scans) -> Iterator[tuple[Posterior, Tensor]]:
     """The posteriors of some images at a time, with the true images."""
-    assert scans.images is not None
     step = images_at_once(scans.sinograms.device)
-    for y, truth in zip(scans.sinograms.split(step), scans.images.split(step), strict=True):
+    for y, truth in zip(scans.sinograms.split(step), true_images(scans).split(step), strict=True):
         yield posterior_of(y), truth
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bdgd.checks import InputError
 from bdgd.data import Scans, ellipse_images, named_generator, noise_from_dict, simulate, with_text
-from bdgd.evaluation.speed.bars import MET, NOT_MET, Bar
+from bdgd.evaluation.requirements import MET, NOT_MET, Bar
 from bdgd.evaluation.strata import object_pixels
 from bdgd.evaluation.uncertainty import UncertaintyScores, score_uncertainty
 from bdgd.inference import Posterior, alarm, reconstruct

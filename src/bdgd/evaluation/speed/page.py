@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bdgd.evaluation.pages import markdown_table
+from bdgd.evaluation.requirements import BAR_COLUMNS
 from bdgd.evaluation.speed.bars import Parts, bars, ratio
 from bdgd.evaluation.speed.measuring import Row
 from bdgd.evaluation.speed.peers import ASTRA_CPU, ASTRA_GPU
@@ -37,8 +38,7 @@ def tables(parts: Parts, on_gpu: bool) -> list[Table]:
         made.append(_growth(parts["growth"]["rows"]))
     if "quality" in parts:
         made.append(_quality(parts["quality"]))
-    found = [(bar.what, bar.wanted, bar.measured, bar.verdict) for bar in bars(parts, on_gpu)]
-    return [*made, Table("What is asked for", ("what", "wanted", "measured", "verdict"), found, left=4)]
+    return [*made, Table("What is asked for", BAR_COLUMNS, [bar.cells() for bar in bars(parts, on_gpu)], left=len(BAR_COLUMNS))]
 
 
 def markdown(found: Sequence[Table]) -> str:
