@@ -7,16 +7,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bdgd.apps.cells import Job
 from bdgd.apps.options import make_folder
 from bdgd.apps.provenance import file_name, measured_on, provenance
+from bdgd.apps.reproduction import Reproduction
 from bdgd.data import named_generator
 from bdgd.evaluation import SETTINGS, table_scans
-from bdgd.evaluation.pages import insert, markdown_table, require_place
+from bdgd.evaluation.pages import markdown_table, require_place
 from bdgd.inference import reconstruct
 from bdgd.metrics import psnr
 from bdgd.models import Reconstructor, load, pretrained
-from bdgd.storage import read_kept, write_json, write_text
+from bdgd.storage import read_kept, write_json
 
 #: Devices agree where the means over the test set differ by at most this many dB.
 TOLERANCE = 0.02
@@ -26,7 +26,7 @@ BATCH = {"cuda": 101, "cpu": 1}
 Results = dict[str, Any]
 
 
-def make_devices(job: Job, page: Path | None = None) -> None:
+def make_devices(job: Reproduction, page: Path | None = None) -> None:
     """Score every shipped model of the tables on this device, and compare it with the devices that were there before."""
     origin = provenance(0, job.device)
     path = make_folder(job.folder / "devices") / f"{file_name(str(origin['hardware']))}.json"
@@ -46,10 +46,7 @@ def make_devices(job: Job, page: Path | None = None) -> None:
         results["models"][name] = {**identity, "psnr": found, "provenance": made}
         write_json(path, results)
     text = compared([devices[each] for each in sorted(devices)], job.effort.note())
-    write_text(job.folder / "devices.md", text + "\n")
-    if page is not None:
-        insert(page, "devices", text)
-    job.out.say(text)
+    job.publish("devices", text, page)
 
 
 def _read(path: Path) -> Results:
@@ -62,7 +59,7 @@ def _read(path: Path) -> Results:
     return read_kept(path, "the results of a device", results, {})
 
 
-def _psnrs(job: Job, name: str, model: Reconstructor) -> list[float]:
+def _psnrs(job: Reproduction, name: str, model: Reconstructor) -> list[float]:
     """PSNR of the mean of the draws for every scan of the tables, Shepp-Logan last; the draws come from a generator on the CPU."""
     scans = table_scans(model.A, job.effort.ellipses + 1, 0)  # type: ignore[arg-type]
     assert scans.images is not None

@@ -8,8 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bdgd.apps.cells import Job
 from bdgd.apps.provenance import measured_on, provenance
+from bdgd.apps.reproduction import Reproduction
 from bdgd.evaluation.figures import save_small
 from bdgd.evaluation.pages import has_place, insert, markdown_table
 from bdgd.evaluation.promises import FRESH, measure_promises, promise_bars
@@ -22,7 +22,7 @@ from bdgd.storage import write_json, write_text
 MODEL = "sparse30-mfvi"
 
 
-def make_errorbars(job: Job, page: Path | None = None) -> None:
+def make_errorbars(job: Reproduction, page: Path | None = None) -> None:
     """Measure every bar for the shipped model, or for that of the runs; write numbers, table and picture.
 
     Files that are there for the same weights and images are kept.
@@ -55,7 +55,7 @@ def _is_there(folder: Path, about: dict[str, Any]) -> bool:
     return isinstance(made, dict) and about.items() <= made.items()
 
 
-def _measure(job: Job, model: Reconstructor, about: dict[str, Any], texts: int) -> None:
+def _measure(job: Reproduction, model: Reconstructor, about: dict[str, Any], texts: int) -> None:
     images, start = about["images"], time.perf_counter()
     with job.out.progress("errorbars", images) as step:
         measured = measure_promises(model, images, texts, lambda done, nll: step(done, f"NLL {nll:.2f}"))

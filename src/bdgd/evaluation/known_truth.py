@@ -19,6 +19,7 @@ from bdgd.checks import InputError
 from bdgd.classical import fbp, tv
 from bdgd.data import Scans, match
 from bdgd.evaluation.benchmark import FULL, Effort
+from bdgd.evaluation.measured_methods import MOST_ITERATIONS, TOLERANCE
 from bdgd.evaluation.methods import METHODS, find_method
 from bdgd.evaluation.strata import PosteriorLike
 from bdgd.evaluation.timing import synchronise
@@ -27,9 +28,8 @@ from bdgd.models import load
 from bdgd.operators import RayTransform
 
 #: Weights tried for TV on an image of range 1, from much too smooth to much too rough, each from the result of the one before; for other
-#: ranges in proportion. Short arcs converge slowly, so it ends where `bdgd measured` ends it.
+#: ranges in proportion.
 TV_WEIGHTS = (3e-3, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5)
-TOLERANCE, MOST_ITERATIONS = 3e-3, 2000
 LEVEL = 0.95
 
 Told = Callable[[int, float], None]  # images done, mean PSNR so far
