@@ -12,7 +12,7 @@ from toys import small_model
 from typer.testing import CliRunner
 
 from bdgd.apps import cli
-from bdgd.apps.calibrate import make_scans
+from bdgd.apps.calibrate import scans_like_training
 from bdgd.apps.presets import parse_preset
 from bdgd.apps.training import make_model
 from bdgd.data import GaussianNoise, random_ellipses, simulate, write_scans
@@ -112,10 +112,10 @@ def test_calibration_scans_are_made_as_the_training_scans_were() -> None:
     preset = parse_preset(text, "own")
     model = make_model(preset, RayTransform(preset.geometry))
     model.provenance = {"preset": "own", "preset_text": text}
-    scans = make_scans(model, "calibration", 6, None, 0)
+    scans = scans_like_training(model, "calibration", 6, None, 0)
     assert len(scans) == 6 and scans.correction == preset.correction and scans.noise == preset.noise
     assert scans.images is not None and 0.04 < float(scans.images.max()) < 0.06
-    assert not torch.equal(scans.images[:4], make_scans(model, "train", 4, None, 0).images)
-    assert make_scans(model, "calibration", 2, GaussianNoise(0.05), 0).noise == GaussianNoise(0.05)
-    plain = make_scans(small_model(), "calibration", 2, None, 0)
+    assert not torch.equal(scans.images[:4], scans_like_training(model, "train", 4, None, 0).images)
+    assert scans_like_training(model, "calibration", 2, GaussianNoise(0.05), 0).noise == GaussianNoise(0.05)
+    plain = scans_like_training(small_model(), "calibration", 2, None, 0)
     assert plain.noise == GaussianNoise(0.01) and plain.correction is None

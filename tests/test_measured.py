@@ -25,7 +25,7 @@ from bdgd.classical import fbp, tv
 from bdgd.data import Correction, GaussianNoise, random_ellipses, simulate
 from bdgd.evaluation import measured, measured_methods, tooth
 from bdgd.evaluation.challenge import ARCS, CONDITIONS, NAMES, TRAINING, Condition, MeasuredScan, find_scans, read_measured, scanner
-from bdgd.evaluation.measured import Found, disc_scores, score_measured
+from bdgd.evaluation.measured import Reconstructed, disc_scores, score_measured
 from bdgd.evaluation.measured_methods import References, corrected, evaluate_scans, measured_fbp, measured_model, measured_tv, reference
 from bdgd.evaluation.measured_tables import MISSING, chosen_setting, is_complete, measured_markdown, read_entries, write_entries
 from bdgd.evaluation.mismatch import CORRECTION, HARDENING
@@ -213,7 +213,7 @@ def test_a_reference_is_turned_to_lie_as_the_image(generator: torch.Generator) -
     scan, condition, image = arc_scan("03b", generator), CONDITIONS["arc60"], disc_image(64, ACRYLIC)
     truth = rotated(image, -condition.rotation("03b"))
     for rotation in (0.0, condition.rotation("03b"), condition.rotation("03b") - condition.upright):
-        found = Found(rotated(image, -rotation), (rotation,))
+        found = Reconstructed(rotated(image, -rotation), (rotation,))
         (right,) = score_measured(found, [scan], condition, truth, 0.0)
         (wrong,) = score_measured(replace(found, rotations=(rotation + 0.5,)), [scan], condition, truth, 0.0)
         assert right.psnr is not None and right.psnr > 20 and right.mcc_inside is not None and right.mcc_inside > 0.9
@@ -223,7 +223,7 @@ def test_a_reference_is_turned_to_lie_as_the_image(generator: torch.Generator) -
 def test_an_image_of_larger_pixels_is_compared_on_the_reference_s(generator: torch.Generator) -> None:
     scan, condition, truth = arc_scan("ta", generator), CONDITIONS["arc60"], disc_image(64, ACRYLIC)
     small = torch.nn.functional.avg_pool2d(truth, 2)
-    (scores,) = score_measured(Found(small, (0.0,)), [scan], condition, truth, 0.0)
+    (scores,) = score_measured(Reconstructed(small, (0.0,)), [scan], condition, truth, 0.0)
     assert scores.psnr == pytest.approx(float(psnr(rotated(small, 0.0, 64), truth, ACRYLIC)), abs=0.01)
 
 

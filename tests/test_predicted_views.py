@@ -15,7 +15,7 @@ from bdgd.checks import InputError
 from bdgd.data import Correction
 from bdgd.data.correction import hardened
 from bdgd.evaluation.challenge import CONDITIONS, MeasuredScan
-from bdgd.evaluation.measured import Found, predicted_views, score_measured
+from bdgd.evaluation.measured import Reconstructed, predicted_views, score_measured
 from bdgd.evaluation.measured_methods import corrected, measured_model
 from bdgd.evaluation.mismatch import CORRECTION, HARDENING, air_offset
 from bdgd.evaluation.segmentation import rotated
@@ -44,7 +44,7 @@ def test_a_posterior_that_knows_all_covers_what_its_level_says(degrees: int, gen
     scan = replace(scan, scans=replace(scan.scans, sinograms=y))
     turned = rotated(image, -rotation).contiguous()
     condition = CONDITIONS["arc90"]
-    found = Found(turned, (rotation,), exact_posterior(turned), geometry)
+    found = Reconstructed(turned, (rotation,), exact_posterior(turned), geometry)
     (scores,) = score_measured(found, [scan], condition, None, 0.0)
     assert scores.coverage == pytest.approx(0.94, abs=0.03) and scores.width == pytest.approx(scores.noise_width, rel=0.1)
     (wrong,) = score_measured(replace(found, rotations=(rotation + math.pi,)), [scan], condition, None, 0.0)
@@ -63,7 +63,7 @@ def test_a_calibrated_posterior_predicts_rays_with_the_error_that_pixels_share()
     plain = replace(exact_posterior(image, r), number=draws, replay=lambda: iter([image] * draws))
     widths = []
     for posterior in (plain, replace(plain, origin=Origin("weights", calibration))):
-        ((lower, upper, y, _),) = predicted_views(Found(image, (0.0,), posterior, scan.scans.geometry), [scan], condition)
+        ((lower, upper, y, _),) = predicted_views(Reconstructed(image, (0.0,), posterior, scan.scans.geometry), [scan], condition)
         widths.append(float((upper - lower)[y > 0.5].mean()))
     left = scan.seen(condition.left_out(scan.name)[::5]).geometry
     assert left is not None
@@ -85,7 +85,7 @@ def test_left_out_views_of_a_corrected_scan_are_predicted_where_the_photons_were
     """An exact posterior covers what its level says, thin and thick parts alike, and no more than the noise is its width."""
     raw, image = hardened_scan(generator)
     scan, condition = corrected(raw), CONDITIONS["views30"]
-    found = Found(image, (0.0,), exact_posterior(image), scan.scans.geometry, CORRECTION)
+    found = Reconstructed(image, (0.0,), exact_posterior(image), scan.scans.geometry, CORRECTION)
     ((lower, upper, y, noise),) = predicted_views(found, [scan], condition)
     above_air = raw.seen(condition.left_out(raw.name)[::5]).sinograms - air_offset(raw.scans.sinograms)
     torch.testing.assert_close(y, above_air, rtol=1e-5, atol=1e-5)

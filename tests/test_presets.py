@@ -81,7 +81,7 @@ def test_the_preset_of_the_main_result() -> None:
     assert preset.geometry == ParallelBeam.sparse(image_size=128, views=30)
     assert (preset.train, preset.noise, preset.seed) == (4000, GaussianNoise(0.01), 0)
     assert preset.kind == "cascade" and preset.model == {"blocks": 10, "last_layer": "mean_field", "gradient_scale": 61.0}
-    assert preset.training["kl_weight"] == 1.0 and preset.training["initialise"] == "previous" and preset.training["batch"] == 16
+    assert preset.training["kl_weight"] == 100.0 and preset.training["initialise"] == "previous" and preset.training["batch"] == 16
 
 
 def test_the_limited_view_preset() -> None:

@@ -11,8 +11,8 @@ from toys import small_model, small_transform
 
 import bdgd
 from bdgd.apps import errorbars
-from bdgd.apps.cells import Job
 from bdgd.apps.console import Output
+from bdgd.apps.reproduction import Reproduction
 from bdgd.checks import InputError
 from bdgd.data import GaussianNoise, random_ellipses, simulate
 from bdgd.evaluation import QUICK
@@ -77,7 +77,7 @@ def test_what_was_measured_for_these_weights_is_kept_and_fills_a_page(
 ) -> None:
     asked = []
     monkeypatch.setattr(errorbars, "measure_promises", lambda *arguments: asked.append(arguments) or measured)
-    page, job = tmp_path / "page.md", Job(Output(), tmp_path, torch.device("cpu"), QUICK)
+    page, job = tmp_path / "page.md", Reproduction(Output(), tmp_path, torch.device("cpu"), QUICK)
     for times in range(2):
         page.write_text("<!-- errorbars -->\nold\n<!-- /errorbars -->\n")
         errorbars.make_errorbars(job, page)

@@ -18,7 +18,7 @@ from toys import small_model, small_transform, some_sinograms
 from bdgd.apps.outputs import Grid
 from bdgd.apps.pictures import Colours, escaped, marks, png, profile, spread_colours
 from bdgd.apps.places import Disc, Line, Places, default_places, read_places
-from bdgd.apps.report import measured, report
+from bdgd.apps.report import report, rounded
 from bdgd.apps.residual import residual
 from bdgd.apps.subject import Subject, Thumbnail
 from bdgd.classical import fbp
@@ -160,8 +160,8 @@ def test_the_regions_are_the_posteriors(subject: Subject) -> None:
         mean, std, lower, upper = (float(getattr(wanted, name)) for name in ("mean", "std", "lower", "upper"))
         assert subject.truth is not None
         truth = float(subject.truth[0, 0][mask].mean())
-        cells = [disc.name, int(mask.sum()), measured(mean, std), f"{std:.2g}", f"{measured(lower, std)} to\u00a0{measured(upper, std)}"]
-        cells += [measured(truth, std), "yes" if lower <= truth <= upper else "no"]
+        cells = [disc.name, int(mask.sum()), rounded(mean, std), f"{std:.2g}", f"{rounded(lower, std)} to\u00a0{rounded(upper, std)}"]
+        cells += [rounded(truth, std), "yes" if lower <= truth <= upper else "no"]
         assert [cell for cell in re.split(r"</?td.*?>", row) if cell][1:] == [str(cell) for cell in cells]
 
 
@@ -208,7 +208,7 @@ def test_an_image_of_one_value_is_shown(value: float, subject: Subject) -> None:
     ("value", "std", "text"), [(0.123456, 0.0034, "0.1235"), (12.3456, 0.34, "12.35"), (1234.5, 34, "1234"), (0.5, 0.0, "0.5")]
 )
 def test_a_value_has_the_digits_of_its_error(value: float, std: float, text: str) -> None:
-    assert measured(value, std) == text
+    assert rounded(value, std) == text
 
 
 def test_a_picture_has_the_colours_of_its_scale() -> None:

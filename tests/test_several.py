@@ -16,9 +16,9 @@ import torch
 from test_cli import SOURCE, assert_one_sentence, bdgd
 
 from bdgd.apps import forecast, several
-from bdgd.apps.cells import Job as Cells
 from bdgd.apps.console import Output
 from bdgd.apps.presets import Preset, parse_preset
+from bdgd.apps.reproduction import Reproduction
 from bdgd.apps.several import Job, make_jobs, parse_seeds, train_several
 from bdgd.apps.training import train_preset
 from bdgd.checks import InputError
@@ -262,7 +262,7 @@ def test_other_seeds_are_refused(text: str) -> None:
 def test_the_folders_are_those_that_reproduce_looks_for(tmp_path: Path) -> None:
     job = make_jobs(presets(), [2], tmp_path)[0]
     train_several([job], CPU, at_once=1)
-    cells = Cells(Output(quiet=True), tmp_path, CPU, Effort(), seeds=3, runs=tmp_path)
+    cells = Reproduction(Output(quiet=True), tmp_path, CPU, Effort(), seeds=3, runs=tmp_path)
     assert cells.trained("tiny", 2) == str(job.folder / "model.safetensors") and cells.trained("tiny", 1) is None
 
 

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from bdgd.apps import bench, bench_quality, cli
 from bdgd.apps.presets import read_preset
+from bdgd.apps.provenance import file_name
 from bdgd.evaluation import speed
 from bdgd.evaluation.speed import measuring, peers
 from bdgd.evaluation.speed.stepping import PlainLoop
@@ -303,8 +304,8 @@ def test_the_page_of_a_gpu_run_has_every_table() -> None:
 
 
 def test_names_of_devices_become_names_of_files() -> None:
-    assert bench._file_name("NVIDIA H200") == "nvidia-h200"
-    assert bench._file_name("Intel(R) Xeon(R) @ 2.20GHz, 2 cores") == "intel-r-xeon-r-2-20ghz-2-cores"
+    assert file_name("NVIDIA H200") == "nvidia-h200"
+    assert file_name("Intel(R) Xeon(R) @ 2.20GHz, 2 cores") == "intel-r-xeon-r-2-20ghz-2-cores"
 
 
 def test_the_jobs_cover_all_parts() -> None:

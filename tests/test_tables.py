@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from bdgd.checks import InputError
-from bdgd.evaluation.tables import PAPER, PAPER_SPREAD, insert, markdown, read_cell, rows, write_cell
+from bdgd.evaluation.pages import insert
+from bdgd.evaluation.tables import PAPER, PAPER_SPREAD, markdown, read_cell, rows, write_cell
 
 
 def result(psnr: float, commit: str = "0123456789abcdef") -> dict[str, Any]:

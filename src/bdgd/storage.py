@@ -8,11 +8,13 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from bdgd.checks import InputError
+
+T = TypeVar("T")
 
 
 @contextlib.contextmanager
@@ -93,10 +95,28 @@ class PatientFile(io.FileIO):
             raise self.failure
 
 
+def write_text(path: str | Path, text: str) -> None:
+    """The text in UTF-8, replacing what was there."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
 def write_json(path: str | Path, value: Any) -> None:
     """One JSON value, indented, replacing what was there."""
-    with replacing(path) as temporary:
-        temporary.write_text(json.dumps(value, indent=1) + "\n")
+    write_text(path, json.dumps(value, indent=1) + "\n")
+
+
+def read_kept(path: Path, what: str, use: Callable[[Any], T], otherwise: T) -> T:
+    """What `use` makes of the JSON value that an earlier run kept in a file; `otherwise` where there is no such file.
+
+    InputError, with `what` the file should have held, where it cannot be read or `use` does not find what it needs.
+    """
+    if not path.exists():
+        return otherwise
+    try:
+        return use(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{path} cannot be read as {what} ({error}); delete it to make it again") from None
 
 
 def _flush(path: Path) -> None:

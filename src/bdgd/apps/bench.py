@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -18,11 +16,11 @@ import typer
 from bdgd.apps.bench_quality import measure_quality
 from bdgd.apps.console import Output
 from bdgd.apps.options import Device, choose_device, make_folder, require_writable
-from bdgd.apps.provenance import hardware, provenance, version_of
+from bdgd.apps.provenance import file_name, hardware, provenance, version_of
 from bdgd.checks import InputError
 from bdgd.evaluation import save_figure, speed
-from bdgd.evaluation.tables import insert, short_commit
-from bdgd.storage import write_json
+from bdgd.evaluation.pages import insert, short_commit
+from bdgd.storage import read_kept, write_json
 
 #: What is measured beside, or with; their versions go into the file.
 PACKAGES = ("triton", "astra-toolbox", "deepinv", "scikit-image", "numpy", "scipy")
@@ -58,11 +56,10 @@ def bench(
     """
     where = choose_device(device)
     parts = _chosen(only, quality, where)
-    name = _file_name(hardware(where))
-    path = make_folder(output) / f"{name}.json"
+    path = make_folder(output) / f"{file_name(hardware(where))}.json"
     if page is not None:
         require_writable(page)
-    results = _earlier(path) or {"hardware": hardware(where), "gpu": where.type == "cuda", "parts": {}}
+    results = _earlier(path, otherwise={"hardware": hardware(where), "gpu": where.type == "cuda", "parts": {}})
     with out.progress("measuring", len(parts)) as step:
         for part in parts:
             results["parts"][part.value] = _measured(_JOBS[part], where)
@@ -137,20 +134,13 @@ _JOBS: dict[Part, Callable[[torch.device], Results]] = {
 }
 
 
-def _file_name(hardware: str) -> str:
-    """The name of a device as the name of a file: small letters, numbers and hyphens."""
-    return re.sub(r"[^a-z0-9]+", "-", hardware.lower()).strip("-")
+def _earlier(path: Path, otherwise: Results) -> Results:
+    """What was measured on this device before."""
 
+    def results(kept: Any) -> Results:
+        return {"hardware": kept["hardware"], "gpu": kept["gpu"], "parts": dict(kept["parts"])}
 
-def _earlier(path: Path) -> Results | None:
-    """What was measured on this device before; None where nothing was."""
-    if not path.exists():
-        return None
-    try:
-        results = json.loads(path.read_text())
-        return {"hardware": results["hardware"], "gpu": results["gpu"], "parts": dict(results["parts"])}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path} cannot be read as an earlier measurement ({error}); delete it to measure all again") from None
+    return read_kept(path, "an earlier measurement", results, otherwise)
 
 
 def _missing(results: Results) -> list[str]:
@@ -165,12 +155,10 @@ def _fill(page: Path, results: Results, figure: Any) -> None:
     picture = make_folder(page.parent / "images") / f"speed-{kind}.png"
     save_figure(figure, picture)
     made = speed.tables(results["parts"], results["gpu"])
-    origins = {
-        short_commit(str(part["provenance"]["commit"])) + f", {part['provenance']['date'][:10]}" for part in results["parts"].values()
-    }
-    seconds = sum(part["provenance"]["seconds"] for part in results["parts"].values())
-    busy = [part["provenance"] for part in results["parts"].values()]
-    threads, loads = max(part["threads"] for part in busy), [part["load"] for part in busy if part["load"] is not None]
+    made_by = [part["provenance"] for part in results["parts"].values()]
+    origins = {f"{short_commit(str(origin['commit']))}, {origin['date'][:10]}" for origin in made_by}
+    seconds = sum(origin["seconds"] for origin in made_by)
+    threads, loads = max(origin["threads"] for origin in made_by), [origin["load"] for origin in made_by if origin["load"] is not None]
     work = f", {threads} threads, load up to {max(loads):g}" if loads and not results["gpu"] else ""
     lines = [
         f"*Measured on {results['hardware']} in {seconds:.0f} s{work} (commit {'; '.join(sorted(origins))}).*",

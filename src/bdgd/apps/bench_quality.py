@@ -19,6 +19,7 @@ from bdgd.apps.training import make_model, make_scans
 from bdgd.checks import InputError
 from bdgd.data import Scans, named_generator
 from bdgd.evaluation import table_scans
+from bdgd.evaluation.timing import synchronise
 from bdgd.inference import reconstruct
 from bdgd.metrics import psnr
 from bdgd.models import DeepGradientDescent
@@ -48,8 +49,7 @@ def train_shortened(preset: Preset, where: torch.device, *, test: bool) -> dict[
     assert isinstance(model, DeepGradientDescent)
     generator = named_generator("training", preset.seed)
     train_greedily(model, make_scans(preset, A, "train"), validation=validation, **preset.training, generator=generator)
-    if where.type == "cuda":
-        torch.cuda.synchronize(where)
+    synchronise(where)
     found = {"seconds": time.perf_counter() - start, "validation_psnr": sum(_psnr(model, validation)) / len(validation)}
     if test:
         *ellipses, head = _psnr(model, table_scans(A))

@@ -13,7 +13,7 @@ from bdgd.apps.console import Output
 from bdgd.apps.options import Device, Seed, choose_device, require_writable
 from bdgd.apps.presets import Preset, parse_preset
 from bdgd.apps.provenance import provenance
-from bdgd.apps.training import make_scans as scans_of
+from bdgd.apps.training import make_scans
 from bdgd.checks import InputError
 from bdgd.data import GaussianNoise, Noise, Scans, ellipse_images, named_generator, read_scans, simulate
 from bdgd.inference import calibrate as calibrated
@@ -54,7 +54,10 @@ def calibrate(
     law = None if noise is None else GaussianNoise(noise)
     if head:
         _train_head(out, network, law, head, epochs, draws, seed)
-    ours = read_scans(scans).corrected(network.correction) if scans is not None else make_scans(network, "calibration", images, law, seed)
+    if scans is not None:
+        ours = read_scans(scans).corrected(network.correction)
+    else:
+        ours = scans_like_training(network, "calibration", images, law, seed)
     with out.progress("calibrating", len(ours)) as step:
         generator = named_generator("calibrating", seed)
         calibration = calibrated(network, ours, draws=draws, false_alarms=false_alarms, generator=generator, report=step)
@@ -64,7 +67,7 @@ def calibrate(
     _tell(out, calibration, ours, output)
 
 
-def make_scans(model: Reconstructor, which: str, count: int, noise: Noise | None, seed: int, offset: int = 0) -> Scans:
+def scans_like_training(model: Reconstructor, which: str, count: int, noise: Noise | None, seed: int, offset: int = 0) -> Scans:
     """Scans like those that the model was trained on, from the named stream with the seed `seed` + `offset`.
 
     A model that does not tell its preset gets ellipses; noise: instead of the preset's, or of 1 %.
@@ -73,7 +76,7 @@ def make_scans(model: Reconstructor, which: str, count: int, noise: Noise | None
     preset = _preset(model)
     if preset is not None and isinstance(A, RayTransform):
         changed: dict[str, Any] = {"seed": seed, "train": count, "validation": count} | ({} if noise is None else {"noise": noise})
-        return scans_of(replace(preset, **changed), A, which)
+        return make_scans(replace(preset, **changed), A, which)
     if not isinstance(A, RayTransform) or A.geometry.image_size[0] != A.geometry.image_size[1]:
         raise InputError("ellipses are drawn for square images of a ray transform; calibrate this model on scans of yours with --scans")
     images = ellipse_images(which, count, A.geometry.image_size[0], seed, device=A.device)
@@ -91,8 +94,8 @@ def _train_head(out: Output, network: Reconstructor, noise: Noise | None, count:
     """Train a scale head on fresh images, and say what it gains on others."""
     if not isinstance(network, DeepGradientDescent):
         raise InputError("--head needs a cascade; this model has no blocks, leave --head out")
-    fresh = make_scans(network, "train", count, noise, seed, offset=OTHER_STREAM)
-    held_out = make_scans(network, "validation", max(20, count // 10), noise, seed, offset=OTHER_STREAM)
+    fresh = scans_like_training(network, "train", count, noise, seed, offset=OTHER_STREAM)
+    held_out = scans_like_training(network, "validation", max(20, count // 10), noise, seed, offset=OTHER_STREAM)
     with out.progress("scale head", epochs) as step:
 
         def report(record: dict[str, object]) -> None:

@@ -3,61 +3,30 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from bdgd.apps.console import Output
 from bdgd.apps.costs import training_cost
 from bdgd.apps.evaluate import result_of
 from bdgd.apps.provenance import provenance
-from bdgd.evaluation import METHODS, SETTINGS, Effort, find_method, score, table_scans
-from bdgd.evaluation.lab import Lab
+from bdgd.apps.reproduction import Reproduction
+from bdgd.evaluation import METHODS, SETTINGS, find_method, score, table_scans
 from bdgd.evaluation.methods import training_of
-from bdgd.evaluation.tables import insert, markdown, read_cell, rows, write_cell
-from bdgd.models import pretrained, provenance_of
+from bdgd.evaluation.tables import markdown, read_cell, rows, write_cell
+from bdgd.models import provenance_of
 from bdgd.operators import RayTransform
-from bdgd.storage import replacing
 
 
-@dataclass(frozen=True)
-class Job:
-    """What `bdgd reproduce` was asked for: where to write and compute, with how much effort, seeds, and trainings of one's own."""
-
-    out: Output
-    folder: Path
-    device: torch.device
-    effort: Effort
-    seeds: int = 1
-    runs: Path = Path("runs")
-
-    def lab(self, what: str) -> Lab:
-        """A lab for one result, which tells of its progress."""
-        return Lab(self.device, self.effort, folder=self.folder, say=lambda text: self.out.note(f"{what}: {text}"))
-
-    def trained(self, model: str, seed: int) -> str | None:
-        """The model for a seed: one of one's own runs for that seed, else the shipped one; None where there is neither."""
-        own = self.runs / f"{model}-seed{seed}" / "model.safetensors"
-        if own.is_file():
-            return str(own)
-        return model if model in pretrained() else None
-
-
-def make_table(job: Job, table: str, setting: str, page: Path | None = None) -> None:
+def make_table(job: Reproduction, table: str, setting: str, page: Path | None = None) -> None:
     """Fill the cells of a table and write it as Markdown, also into a page where one is given."""
     for row in rows(setting):
         fill_cell(job, setting, row.method)
     text = markdown(job.folder, setting, job.effort.note())
-    with replacing(job.folder / f"{table}.md") as temporary:
-        temporary.write_text(text + "\n")
-    if page is not None:
-        insert(page, table, text)
-    job.out.say(text)
+    job.publish(table, text, page)
 
 
-def fill_cell(job: Job, setting: str, method: str) -> None:
+def fill_cell(job: Reproduction, setting: str, method: str) -> None:
     """Add the seeds that a cell lacks, one at a time, so that an interrupted run goes on where it was."""
     cell = [entry for entry in read_cell(job.folder, setting, method) if not job.effort.quick or entry.get("effort") == asdict(job.effort)]
     sources = {seed: method if method in METHODS else job.trained(method, seed) for seed in range(job.seeds)}
@@ -86,7 +55,7 @@ def _is_made(entry: dict[str, Any], seed: int, source: str) -> bool:
     return source in METHODS or entry["recipe"].get("trained") == training_of(provenance_of(source))
 
 
-def _score(job: Job, A: RayTransform, what: str, source: str, seed: int) -> dict[str, Any]:
+def _score(job: Reproduction, A: RayTransform, what: str, source: str, seed: int) -> dict[str, Any]:
     """One entry of a cell: the values of every image, the recipe and where it comes from."""
     start = time.perf_counter()
     with job.out.waiting(f"{what}: preparing"):

@@ -25,8 +25,7 @@ from bdgd.apps.simulate import simulate
 from bdgd.apps.stress import stress
 from bdgd.apps.train import train
 
-#: Adding a command is one line here, in the order demo, doctor, reconstruct, train, simulate, evaluate, calibrate, stress,
-#: measured, reproduce, bench, serve.
+#: Adding a command is one line here.
 COMMANDS: list[Callable[..., None]] = [
     demo,
     doctor,

@@ -26,10 +26,11 @@ from bdgd.apps.subject import Subject
 from bdgd.classical import fbp, tv
 from bdgd.data import GaussianNoise, ellipse_images, named_generator, shepp_logan, simulate
 from bdgd.evaluation import Panel, Scale, panels, save_figure
+from bdgd.evaluation.strata import object_pixels
 from bdgd.inference import Posterior, alarm, reconstruct_and_keep
 from bdgd.metrics import psnr, ssim
 from bdgd.models import Reconstructor, load
-from bdgd.storage import replacing, write_json
+from bdgd.storage import write_json, write_text
 
 MODEL = "sparse30-mfvi"
 NOISE = GaussianNoise(0.01)
@@ -126,8 +127,7 @@ def _report(
         truth=truth,
         alarm=alarm(model, y, posterior) if posterior.calibrated else None,
     )
-    with replacing(folder / "report.html") as temporary:
-        temporary.write_text(report(subject), encoding="utf-8")
+    write_text(folder / "report.html", report(subject))
 
 
 def _score(truth: Tensor, estimates: dict[str, Tensor]) -> list[dict[str, Any]]:
@@ -152,18 +152,18 @@ def _write(
     title = {(row["phantom"], row["method"]): f"{row['method']}, {row['psnr']:.1f} dB" for row in rows}
     error = (estimates["bdgd"] - truth).abs()
     inside = [_covered(posterior, t) for posterior, t in zip(posteriors, truth, strict=True)]
-    wrong = Scale("error, standard deviation and half of the interval", 0.0, float(torch.quantile(error, 0.998)), "magma")
+    error_scale = Scale("error, standard deviation and half of the interval", 0.0, float(torch.quantile(error, 0.998)), "magma")
     epistemic = torch.cat([posterior.epistemic.sqrt().cpu() for posterior in posteriors])
-    between_draws = Scale("epistemic standard deviation", 0.0, float(torch.quantile(epistemic, 0.998)), "magma")
+    epistemic_scale = Scale("epistemic standard deviation", 0.0, float(torch.quantile(epistemic, 0.998)), "magma")
     shown: list[list[Panel | None]] = []
     for i, (phantom, posterior) in enumerate(zip(PHANTOMS, posteriors, strict=True)):
         lower, upper = posterior.interval(LEVEL)
         shown.append([Panel(truth[i, 0], "truth"), *(Panel(image[i, 0], title[phantom, name]) for name, image in estimates.items())])
         shown.append([
-            Panel(error[i, 0], "error of bdgd", wrong),
-            Panel(posterior.std[0, 0].cpu(), "standard deviation", wrong),
-            Panel(((upper - lower) / 2)[0, 0].cpu(), f"{LEVEL:.0%} interval: {inside[i]:.0%} of the object inside", wrong),
-            Panel(epistemic[i, 0], "of which between draws", between_draws),
+            Panel(error[i, 0], "error of bdgd", error_scale),
+            Panel(posterior.std[0, 0].cpu(), "standard deviation", error_scale),
+            Panel(((upper - lower) / 2)[0, 0].cpu(), f"{LEVEL:.0%} interval: {inside[i]:.0%} of the object inside", error_scale),
+            Panel(epistemic[i, 0], "of which between draws", epistemic_scale),
         ])  # fmt: skip
     save_figure(panels(shown, [name for phantom in PHANTOMS for name in (phantom, "how far to trust it")]), folder / "demo.png")
     described = {"views": 30, "noise": NOISE.to_dict(), "tv": TV, "level": LEVEL, "covered": dict(zip(PHANTOMS, inside, strict=True))}
@@ -173,4 +173,4 @@ def _write(
 def _covered(posterior: Posterior, truth: Tensor) -> float:
     """The part of the object's pixels of truth (1, H, W) that lies in the interval."""
     lower, upper = (end[0].cpu() for end in posterior.interval(LEVEL))
-    return float(((lower <= truth) & (truth <= upper))[truth > 1e-6].float().mean())
+    return float(((lower <= truth) & (truth <= upper))[object_pixels(truth)].float().mean())

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import re
 import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bdgd.apps.cells import Job
 from bdgd.apps.options import make_folder
-from bdgd.apps.provenance import measured_on, provenance
-from bdgd.checks import InputError
+from bdgd.apps.provenance import file_name, measured_on, provenance
+from bdgd.apps.reproduction import Reproduction
 from bdgd.data import named_generator
 from bdgd.evaluation import SETTINGS, table_scans
-from bdgd.evaluation.tables import insert, require_place
+from bdgd.evaluation.pages import markdown_table, require_place
 from bdgd.inference import reconstruct
 from bdgd.metrics import psnr
 from bdgd.models import Reconstructor, load, pretrained
-from bdgd.storage import replacing, write_json
+from bdgd.storage import read_kept, write_json
 
 #: Devices agree where the means over the test set differ by at most this many dB.
 TOLERANCE = 0.02
@@ -29,10 +26,10 @@ BATCH = {"cuda": 101, "cpu": 1}
 Results = dict[str, Any]
 
 
-def make_devices(job: Job, page: Path | None = None) -> None:
+def make_devices(job: Reproduction, page: Path | None = None) -> None:
     """Score every shipped model of the tables on this device, and compare it with the devices that were there before."""
     origin = provenance(0, job.device)
-    path = make_folder(job.folder / "devices") / f"{re.sub(r'[^a-z0-9]+', '-', str(origin['hardware']).lower()).strip('-')}.json"
+    path = make_folder(job.folder / "devices") / f"{file_name(str(origin['hardware']))}.json"
     if page is not None:
         require_place(page, "devices")
     devices = {each: _read(each) for each in path.parent.glob("*.json")}
@@ -49,24 +46,20 @@ def make_devices(job: Job, page: Path | None = None) -> None:
         results["models"][name] = {**identity, "psnr": found, "provenance": made}
         write_json(path, results)
     text = compared([devices[each] for each in sorted(devices)], job.effort.note())
-    with replacing(job.folder / "devices.md") as temporary:
-        temporary.write_text(text + "\n")
-    if page is not None:
-        insert(page, "devices", text)
-    job.out.say(text)
+    job.publish("devices", text, page)
 
 
 def _read(path: Path) -> Results:
     """What was measured on a device before."""
-    try:
-        results: Results = json.loads(path.read_text())
-        _ = [(cell["psnr"], cell["weights"], cell["provenance"]) for cell in results["models"].values()], results["hardware"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{path} cannot be read as the results of a device ({error}); delete it to make it again") from None
-    return results
+
+    def results(kept: Any) -> Results:
+        _ = [(cell["psnr"], cell["weights"], cell["provenance"]) for cell in kept["models"].values()], kept["hardware"]
+        return dict(kept)
+
+    return read_kept(path, "the results of a device", results, {})
 
 
-def _psnrs(job: Job, name: str, model: Reconstructor) -> list[float]:
+def _psnrs(job: Reproduction, name: str, model: Reconstructor) -> list[float]:
     """PSNR of the mean of the draws for every scan of the tables, Shepp-Logan last; the draws come from a generator on the CPU."""
     scans = table_scans(model.A, job.effort.ellipses + 1, 0)  # type: ignore[arg-type]
     assert scans.images is not None
@@ -84,14 +77,14 @@ def compared(devices: list[Results], note: str = "") -> str:
     """A table with a row per model: PSNR on ellipses / Shepp-Logan by device, and by how much they differ at most."""
     names = sorted({name for device in devices for name in device["models"]})
     head = ["", *(device["hardware"] for device in devices), "means differ by", "images differ by at most", "verdict"]
-    lines = [f"**{note}**", ""] if note else []
-    lines += [f"| {' | '.join(head)} |", "|---|" + "---:|" * (len(head) - 2) + "---|"]
+    rows = []
     for name in names:
         cells = [device["models"].get(name) for device in devices]
-        lines.append(f"| {' | '.join([name, *map(_means, cells), *_differences([cell for cell in cells if cell]), ''])}".rstrip())
+        rows.append([name, *map(_means, cells), *_differences([cell for cell in cells if cell])])
+    table = markdown_table(head, rows, align="l" + "r" * (len(head) - 2) + "l")
     origins = [measured_on(cell["provenance"]) for device in devices for cell in device["models"].values()]
-    lines += ["", "*PSNR in dB on the test ellipses / on Shepp-Logan, float32, the same scans and draws. " + " ".join(origins) + "*"]
-    return "\n".join(lines)
+    words = f"*PSNR in dB on the test ellipses / on Shepp-Logan, float32, the same scans and draws. {' '.join(origins)}*"
+    return "\n\n".join([*([f"**{note}**"] if note else []), table, words])
 
 
 def _means(cell: Results | None) -> str:

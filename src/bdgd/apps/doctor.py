@@ -19,6 +19,7 @@ from bdgd.apps.options import Device, choose_device
 from bdgd.apps.provenance import hardware, version_of
 from bdgd.classical import fbp
 from bdgd.data import disc
+from bdgd.evaluation.timing import synchronise
 from bdgd.operators import FanBeam, Geometry, ParallelBeam, RayTransform, adjoint_mismatch
 
 #: Geometries whose projector is examined, each with a batch that keeps a device busy.
@@ -103,7 +104,7 @@ def _projector(name: str, geometry: Geometry, batch: int, where: torch.device) -
     """Strategy, transpose and speed of the ray transform of one geometry."""
     start = time.perf_counter()
     A = RayTransform(geometry, where)
-    _wait(where)
+    synchronise(where)
     seconds = time.perf_counter() - start
     yield Finding(f"projector, {name}", f"{A.strategy}, because {A.strategy_reason}; built in {seconds:.2g} s")
     mismatch = adjoint_mismatch(A, trials=1)
@@ -117,15 +118,10 @@ def _projector(name: str, geometry: Geometry, batch: int, where: torch.device) -
 def _rate(operation: Callable[[Tensor], Tensor], batch: Tensor, seconds: float = 0.3) -> float:
     """Images per second, over as many calls as fit into `seconds`, at least one."""
     operation(batch)  # the first call may still prepare something
-    _wait(batch.device)
+    synchronise(batch.device)
     start, calls = time.perf_counter(), 0
     while calls == 0 or time.perf_counter() - start < seconds:
         operation(batch)
-        _wait(batch.device)
+        synchronise(batch.device)
         calls += 1
     return calls * len(batch) / (time.perf_counter() - start)
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -6,22 +6,22 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bdgd.apps.cells import Job
 from bdgd.apps.options import make_folder
 from bdgd.apps.presets import Preset
+from bdgd.apps.reproduction import Reproduction
 from bdgd.apps.short_trainings import identity_of, kept, model_file, origin, preset_of, tell_cost, trained, write_results
 from bdgd.apps.training import make_scans
 from bdgd.data import named_generator
 from bdgd.evaluation.epistemic import ROWS, Row, Training, measure, posterior_function
 from bdgd.evaluation.epistemic_table import chosen, markdown
-from bdgd.evaluation.tables import insert, require_place
+from bdgd.evaluation.pages import require_place
 from bdgd.models import DeepGradientDescent, Reconstructor
 from bdgd.operators import RayTransform
 from bdgd.storage import write_json
 from bdgd.training import laplace
 
 
-def make_epistemic(job: Job, page: Path | None = None, images: int | None = None) -> None:
+def make_epistemic(job: Reproduction, page: Path | None = None, images: int | None = None) -> None:
     """Row by row: train what is missing, measure what is not there, write epistemic.json and epistemic.md; fill the page at the end.
 
     images: training images instead of the preset's.
@@ -40,23 +40,21 @@ def make_epistemic(job: Job, page: Path | None = None, images: int | None = None
         results[row.key] = _measured(job, row, models, presets)
         _write(job, results)  # so that what is there can be read however the run ends
     text = _write(job, results)
-    if page is not None:
-        insert(page, "epistemic", text)
-    job.out.say(text)
+    job.publish("epistemic", text, page)
 
 
-def _write(job: Job, results: dict[str, dict[str, Any]]) -> str:
+def _write(job: Reproduction, results: dict[str, dict[str, Any]]) -> str:
     """The table of these rows, as it was written."""
     text, choice = markdown(results, job.effort.note()), chosen(results)
     write_results(job, "epistemic", {"chosen": choice.key if choice else None, "rows": results}, text)
     return text
 
 
-def _path(job: Job, row: Row) -> Path:
+def _path(job: Reproduction, row: Row) -> Path:
     return make_folder(job.folder / "epistemic") / f"{row.key}.json"
 
 
-def _measured_before(job: Job, row: Row, presets: dict[Training, Preset]) -> dict[str, Any] | None:
+def _measured_before(job: Reproduction, row: Row, presets: dict[Training, Preset]) -> dict[str, Any] | None:
     """The row's file where its models are no longer there to be compared with: nobody trains ten models to measure an eleventh."""
     if any(model_file(job, presets[training]).is_file() for training in row.trainings):
         return None
@@ -65,7 +63,7 @@ def _measured_before(job: Job, row: Row, presets: dict[Training, Preset]) -> dic
     return kept(_path(job, row), identity)
 
 
-def _measured(job: Job, row: Row, models: dict[Training, DeepGradientDescent], presets: dict[Training, Preset]) -> dict[str, Any]:
+def _measured(job: Reproduction, row: Row, models: dict[Training, DeepGradientDescent], presets: dict[Training, Preset]) -> dict[str, Any]:
     """The row's file, made again where its models, its recipe or the effort are not what it was made with."""
     path = _path(job, row)
     members = [models[training] for training in row.trainings]
@@ -85,7 +83,9 @@ def _measured(job: Job, row: Row, models: dict[Training, DeepGradientDescent], p
     return result
 
 
-def _with_closed_form(job: Job, row: Row, members: list[DeepGradientDescent], presets: dict[Training, Preset]) -> list[Reconstructor]:
+def _with_closed_form(
+    job: Reproduction, row: Row, members: list[DeepGradientDescent], presets: dict[Training, Preset]
+) -> list[Reconstructor]:
     """The models of a row, with their last layers' closed-form posterior where the row asks for it."""
     if row.laplace is None:
         return list(members)

@@ -8,22 +8,25 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bdgd.apps.cells import Job
 from bdgd.apps.provenance import measured_on, provenance
+from bdgd.apps.reproduction import Reproduction
 from bdgd.evaluation.figures import save_small
+from bdgd.evaluation.pages import has_place, insert, markdown_table
 from bdgd.evaluation.promises import FRESH, measure_promises, promise_bars
 from bdgd.evaluation.reliability import uncertainty_figure
-from bdgd.evaluation.speed.bars import Bar
-from bdgd.evaluation.tables import has_place, insert
+from bdgd.evaluation.requirements import BAR_COLUMNS, Bar
 from bdgd.models import Reconstructor, load
-from bdgd.storage import replacing, write_json
+from bdgd.storage import write_json, write_text
 
 #: The model whose error bars are shown to the world.
 MODEL = "sparse30-mfvi"
 
 
-def make_errorbars(job: Job, page: Path | None = None) -> None:
-    """Measure every bar for the shipped model, or the one of the runs; write numbers, table and picture. What is there of it is kept."""
+def make_errorbars(job: Reproduction, page: Path | None = None) -> None:
+    """Measure every bar for the shipped model, or for that of the runs; write numbers, table and picture.
+
+    Files that are there for the same weights and images are kept.
+    """
     source = job.trained(MODEL, 0)
     model = load(source or MODEL, device=job.device)
     if model.calibration is None:
@@ -52,7 +55,7 @@ def _is_there(folder: Path, about: dict[str, Any]) -> bool:
     return isinstance(made, dict) and about.items() <= made.items()
 
 
-def _measure(job: Job, model: Reconstructor, about: dict[str, Any], texts: int) -> None:
+def _measure(job: Reproduction, model: Reconstructor, about: dict[str, Any], texts: int) -> None:
     images, start = about["images"], time.perf_counter()
     with job.out.progress("errorbars", images) as step:
         measured = measure_promises(model, images, texts, lambda done, nll: step(done, f"NLL {nll:.2f}"))
@@ -60,15 +63,14 @@ def _measure(job: Job, model: Reconstructor, about: dict[str, Any], texts: int) 
     seconds = round(time.perf_counter() - start, 1)
     origin = {**about, "seconds": seconds, **provenance(FRESH, job.device)}
     text = bars_as_markdown(bars, f"{MODEL}, {images} fresh ellipse images, {texts} with text. {job.effort.note()}".strip(), origin)
-    with replacing(job.folder / "errorbars.md") as temporary:
-        temporary.write_text(text + "\n")
+    write_text(job.folder / "errorbars.md", text + "\n")
     write_json(job.folder / "errorbars.json", {"provenance": origin, "bars": [asdict(bar) for bar in bars], **measured.to_dict()})
     save_small(uncertainty_figure(measured.scores.strata, f"{MODEL}, {images} fresh images"), job.folder / "errorbars.png")
-    job.out.table(("what", "wanted", "measured", "verdict"), [(b.what, b.wanted, b.measured, b.verdict) for b in bars], job.effort.note())
+    job.out.table(BAR_COLUMNS, [bar.cells() for bar in bars], job.effort.note())
     job.out.say(f"wrote {job.folder / 'errorbars.json'}, errorbars.md and errorbars.png")
 
 
 def bars_as_markdown(bars: list[Bar], title: str, origin: dict[str, Any]) -> str:
-    lines = ["| what | wanted | measured | verdict |", "|---|---|---|---|"]
-    lines += [f"| {bar.what} | {bar.wanted} | {bar.measured} | {bar.verdict} |" for bar in bars]
-    return "\n".join([*lines, "", f"*{title} {measured_on(origin)}*"])
+    """The bars as a table, and below it what was measured and where."""
+    table = markdown_table(BAR_COLUMNS, [bar.cells() for bar in bars], align="llll")
+    return f"{table}\n\n*{title} {measured_on(origin)}*"

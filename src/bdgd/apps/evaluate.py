@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +18,20 @@ from bdgd.apps.options import Device, Seed, choose_device, require_writable
 from bdgd.apps.provenance import provenance
 from bdgd.apps.uncertainty import uncertainty_of, uncertainty_table, write_figure
 from bdgd.checks import InputError
-from bdgd.evaluation import FULL, METHODS, SETTINGS, Scores, UncertaintyScores, find_method, remembering, score, setting_of, table_scans
+from bdgd.data import Scans
+from bdgd.evaluation import (
+    FULL,
+    METHODS,
+    SETTINGS,
+    Method,
+    Scores,
+    UncertaintyScores,
+    find_method,
+    remembering,
+    score,
+    setting_of,
+    table_scans,
+)
 from bdgd.operators import RayTransform
 from bdgd.storage import write_json
 
@@ -68,12 +83,8 @@ def evaluate(
     With --scans the scans of a file are scored instead. Example: bdgd evaluate fbp htc-arc90-mfvi --scans rehearsal.h5
     """
     wanted = {name: find_method(name) for name in methods or METHODS}
-    effort = replace(FULL, draws=draws)
     where = choose_device(device)
-    if figure is not None and not uncertainty:
-        raise InputError("--figure shows how honest the error bars are; add --uncertainty to have them scored")
-    if figure is not None and set(wanted) <= set(METHODS):  # better now than after the work
-        raise InputError(f"cannot draw {figure}: none of the methods has error bars; add a trained model such as sparse30-mfvi")
+    _require_drawable(figure, uncertainty, wanted)
     for path in filter(None, (output, figure)):
         require_writable(path)
     if scans is not None:
@@ -87,13 +98,7 @@ def evaluate(
     rows: list[list[str]] = []
     honesty: dict[str, dict[str, UncertaintyScores]] = {}
     for name, prepare in wanted.items():
-        start = time.perf_counter()
-        with out.waiting(f"{name}: preparing, on validation images where something has to be chosen"):
-            method = prepare(A, seed, effort)
-            method = remembering(method) if uncertainty else method
-        preparing = time.perf_counter() - start
-        with out.progress(name, len(test)) as step:
-            scores = score(method, test, lambda done, mean, step=step: step(done, f"{mean:.2f} dB"))  # type: ignore[misc]
+        method, scores, preparing = _score(out, name, partial(prepare, A, seed, replace(FULL, draws=draws)), test, remember=uncertainty)
         results[name] = result_of(scores, method.recipe, preparing)
         rows.append(_row(name, scores, method.recipe))
         if uncertainty and method.posterior is None:
@@ -113,11 +118,35 @@ def evaluate(
         write_figure(out, figure, honesty)
 
 
+def _require_drawable(figure: Path | None, uncertainty: bool, methods: Iterable[str]) -> None:
+    """Raise where --figure would have nothing to show: better now than after the work."""
+    if figure is None:
+        return
+    if not uncertainty:
+        raise InputError("--figure shows how honest the error bars are; add --uncertainty to have them scored")
+    if set(methods) <= set(METHODS):
+        raise InputError(f"cannot draw {figure}: none of the methods has error bars; add a trained model such as sparse30-mfvi")
+
+
 def _require_alone(setting: Setting | None, images: int | None, uncertainty: bool) -> None:
     """Raise where an option of the test set stands beside --scans."""
     for name, given in (("--setting", setting is not None), ("--images", images is not None), ("--uncertainty", uncertainty)):
         if given:
             raise InputError(f"{name} belongs to the test set, and --scans takes its place; leave one of them out")
+
+
+def _score(out: Output, name: str, prepare: Callable[[], Method], test: Scans, *, remember: bool) -> tuple[Method, Scores, float]:
+    """The method once it is prepared, its scores on the test scans, and the seconds of preparing it.
+
+    remember: keep its posteriors, since the error bars are scored after the images.
+    """
+    start = time.perf_counter()
+    with out.waiting(f"{name}: preparing, on validation images where something has to be chosen"):
+        method = remembering(prepare()) if remember else prepare()
+    preparing = time.perf_counter() - start
+    with out.progress(name, len(test)) as step:
+        scores = score(method, test, lambda done, mean: step(done, f"{mean:.2f} dB"))
+    return method, scores, preparing
 
 
 def result_of(scores: Scores, recipe: dict[str, Any], preparing: float) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 import os
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 
 from bdgd.apps.presets import Preset
 from bdgd.checks import InputError
+from bdgd.evaluation.timing import seconds_of
 from bdgd.models import DeepGradientDescent
 from bdgd.operators import symmetries
 from bdgd.operators.joseph import most_entries
@@ -139,13 +139,7 @@ def rehearse(model: DeepGradientDescent, batch: int) -> Pace:
 def _seconds(work: Callable[[], object], device: torch.device) -> float:
     """How long the work takes the second time."""
     work()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    start = time.perf_counter()
-    work()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - start
+    return seconds_of(work, device)
 
 
 def in_words(seconds: float) -> str:

@@ -8,23 +8,23 @@ from typing import Any
 
 from torch import Tensor
 
-from bdgd.apps.cells import Job
 from bdgd.apps.options import make_folder
 from bdgd.apps.presets import Preset
+from bdgd.apps.reproduction import Reproduction
 from bdgd.apps.short_trainings import identity_of, kept, origin, preset_of, tell_cost, trained, write_results
 from bdgd.checks import Diverged
 from bdgd.evaluation.epistemic import POINT, Training, posterior_function
 from bdgd.evaluation.honesty import CANDIDATES, CASES, Case
 from bdgd.evaluation.honesty_scores import measure_case
 from bdgd.evaluation.honesty_table import markdown
+from bdgd.evaluation.pages import require_place
 from bdgd.evaluation.selection import Selection, pool_scans, quality_by_block, selection_scores
-from bdgd.evaluation.tables import insert, require_place
 from bdgd.models import DeepGradientDescent
 from bdgd.operators import RayTransform
 from bdgd.storage import write_json
 
 
-def make_honesty(job: Job, page: Path | None = None, images: int | None = None) -> None:
+def make_honesty(job: Reproduction, page: Path | None = None, images: int | None = None) -> None:
     """Case by case: train what is missing, measure what is not there, write honesty.json and honesty.md; fill the page at the end.
 
     The trainings of `bdgd reproduce epistemic` in the same RUNS are used. images: training images instead of the preset's.
@@ -40,15 +40,13 @@ def make_honesty(job: Job, page: Path | None = None, images: int | None = None) 
         cases[case.key] = _measured(job, case, models.get(case.training), presets[case.training])
         _write(job, cases, None)  # so that what is there can be read however the run ends
     text = _write(job, cases, _selected(job, {training: models.get(training) for training in CANDIDATES}, data))
-    if page is not None:
-        insert(page, "honesty", text)
-    job.out.say(text)
+    job.publish("honesty", text, page)
 
 
 class _Models:
     """The models by training, each made or read once; None for one whose training diverged."""
 
-    def __init__(self, job: Job, presets: dict[Training, Preset], data: Preset):
+    def __init__(self, job: Reproduction, presets: dict[Training, Preset], data: Preset):
         self.job, self.presets, self.data = job, presets, data
         self.made: dict[Training, DeepGradientDescent | None] = {}
 
@@ -62,13 +60,13 @@ class _Models:
         return self.made[training]
 
 
-def _write(job: Job, cases: dict[str, dict[str, Any]], selection: dict[str, Any] | None) -> str:
+def _write(job: Reproduction, cases: dict[str, dict[str, Any]], selection: dict[str, Any] | None) -> str:
     text = markdown(cases, selection, job.effort.note())
     write_results(job, "honesty", {"cases": cases, "selection": selection}, text)
     return text
 
 
-def _measured(job: Job, case: Case, model: DeepGradientDescent | None, preset: Preset) -> dict[str, Any]:
+def _measured(job: Reproduction, case: Case, model: DeepGradientDescent | None, preset: Preset) -> dict[str, Any]:
     """The case's file, made again where its model, its recipe or the effort are not what it was made with."""
     path = make_folder(job.folder / "honesty") / f"{case.key}.json"
     identity = identity_of(job, case, [model] if model else [], preset)
@@ -87,7 +85,7 @@ def _measured(job: Job, case: Case, model: DeepGradientDescent | None, preset: P
     return result
 
 
-def _selected(job: Job, models: dict[Training, DeepGradientDescent | None], data: Preset) -> dict[str, Any]:
+def _selected(job: Reproduction, models: dict[Training, DeepGradientDescent | None], data: Preset) -> dict[str, Any]:
     """What choosing on test images buys, from its file or measured."""
     path, selection = make_folder(job.folder / "honesty") / "selection.json", Selection.of(job.effort)
     there = {training: model for training, model in models.items() if model is not None}

@@ -34,10 +34,10 @@ from bdgd.evaluation.measured_methods import (
 )
 from bdgd.evaluation.measured_tables import is_complete, measured_markdown, read_entries, write_entries
 from bdgd.evaluation.mismatch import CORRECTION, mismatch, mismatch_table, read_mismatch
-from bdgd.evaluation.tables import insert
+from bdgd.evaluation.pages import insert
 from bdgd.evaluation.tooth import evaluate_tooth, read_tooth, read_tooth_scores, tooth_table
 from bdgd.models import Reconstructor, load, pretrained
-from bdgd.storage import replacing, write_json
+from bdgd.storage import write_json, write_text
 
 Folder = Annotated[Path, typer.Argument(help="The challenge's scans as downloaded: .mat files, or compact .npz files.")]
 Names = Annotated[
@@ -83,9 +83,9 @@ def measured(
     Example: bdgd measured htc2022 fbp --no-reference
     """
     where, conditions = choose_device(device), [_condition(name) for name in condition or CONDITIONS]
-    paths = _chosen(find_scans(folder), scan)
+    everything = find_scans(folder)
     references = References(make_folder(output) / "references", where) if reference else None
-    job = _Job(output, paths, references, draws, seed, where)
+    job = _Job(output, _chosen(everything, scan), references, draws, seed, where)
     asked_for = methods or []
     methods = [job.evaluated_as(name) for name in asked_for]  # a wrong name is said before any work is done
     for name in (name for name in asked_for if name not in methods):
@@ -93,22 +93,24 @@ def measured(
     for asked in conditions:
         for name in methods or _available(out, job, asked):
             _fill(out, job, asked, name)
-    _describe_mismatch(out, output, find_scans(folder), where, page)
+    _describe_mismatch(out, output, everything, where, page)
     for asked in conditions:
         text = measured_markdown(output, asked)
-        with replacing(output / f"{asked.name}.md") as temporary:
-            temporary.write_text(text + "\n")
-        if page is not None:
-            insert(page, asked.name, text)
-        out.say(text + "\n")
+        write_text(output / f"{asked.name}.md", text + "\n")
+        _show(out, page, asked.name, text)
     if tooth is not None:
         _tooth(out, job, tooth, tooth_model)
     if scores := read_tooth_scores(output / "tooth.json"):
-        out.say(tooth_table(scores) + "\n")
-        if page is not None:
-            insert(page, "tooth", tooth_table(scores))
+        _show(out, page, "tooth", tooth_table(scores))
     if figure:
-        _draw(out, output, find_scans(folder), job.method)
+        _draw(out, output, everything, job.method)
+
+
+def _show(out: Output, page: Path | None, marker: str, table: str) -> None:
+    """A table on the terminal, and in its place of the page."""
+    if page is not None:
+        insert(page, marker, table)
+    out.say(table + "\n")
 
 
 def _condition(name: str) -> Condition:
@@ -193,22 +195,23 @@ def _fill(out: Output, job: _Job, condition: Condition, name: str) -> None:
             scans = [job.scan(scan, name.endswith(LINEAR)) for scan in missing[first : first + together]]
             results = _results(name, method, scans, condition, job.references)
             origin = provenance(job.seed, job.device)
-            write_entries(
-                job.folder, condition.name, name, {scan: {"results": found, "provenance": origin} for scan, found in results.items()}
-            )
-            step(len(scans), f"{scans[-1].name}: {max((score['mcc_inside'] or 0.0) for score in results[scans[-1].name].values()):.3f}")
+            entries = {scan: {"results": found, "provenance": origin} for scan, found in results.items()}
+            write_entries(job.folder, condition.name, name, entries)
+            last = scans[-1].name
+            step(len(scans), f"{last}: {max((score['mcc_inside'] or 0.0) for score in results[last].values()):.3f}")
 
 
 def _results(
     name: str, method: MeasuredMethod | None, scans: Sequence[MeasuredScan], condition: Condition, references: References | None
 ) -> dict[str, dict[str, dict[str, float | None]]]:
+    """{scan: {setting: {score: value}}}."""
     if method is None:
         return {scan.name: {"disc": disc_scores(scan).to_dict()} for scan in scans}
     return evaluate_scans(name, method, scans, condition, references)
 
 
 def _describe_mismatch(out: Output, folder: Path, paths: dict[str, Path], device: torch.device, page: Path | None) -> None:
-    """What the training scans that are there say about the scanner."""
+    """How the scanner departs from y = A x, measured on those training scans that are there."""
     training = {name: path for name, path in paths.items() if name in TRAINING}
     if not training:
         return
@@ -219,14 +222,12 @@ def _describe_mismatch(out: Output, folder: Path, paths: dict[str, Path], device
             found = [mismatch(read_measured(name, path), device) for name, path in training.items()]
         write_json(kept, [entry.to_dict() for entry in found])
     text = mismatch_table(found)
-    with replacing(folder / "mismatch.md") as temporary:
-        temporary.write_text(text + "\n")
-    if page is not None:
-        insert(page, "mismatch", text)
-    out.say(text + "\n")
+    write_text(folder / "mismatch.md", text + "\n")
+    _show(out, page, "mismatch", text)
 
 
 def _tooth(out: Output, job: _Job, path: Path, model: str | None) -> None:
+    """Score the methods on the tooth, and write tooth.json and tooth.png."""
     scans, network = read_tooth(path), None if model is None else load(model, device=job.device)
     with out.waiting("reconstructing the tooth"):
         scores, images = evaluate_tooth(scans, job.device, network, job.draws, job.seed)
@@ -237,6 +238,7 @@ def _tooth(out: Output, job: _Job, path: Path, model: str | None) -> None:
 
 
 def _draw(out: Output, folder: Path, paths: dict[str, Path], method: Callable[[str], MeasuredMethod | None]) -> None:
+    """Write measured.png, from those of its scans that the folder holds."""
     shown = [(read_measured(scan, paths[scan]), CONDITIONS[name]) for scan, name in FIGURES if scan in paths]
     if not shown:
         raise InputError(f"--figure shows the scans {', '.join(scan for scan, _ in FIGURES)}, and the folder holds none of them")

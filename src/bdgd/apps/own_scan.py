@@ -83,7 +83,7 @@ def fitted_preset(preset: Preset, wishes: Wishes, device: torch.device) -> tuple
 
 @dataclass(frozen=True)
 class Found:
-    """What a scan tells about the images and the scanner."""
+    """What a scan tells about the images and the scanner. value_scale: the image value that becomes 1; air: what is measured in air."""
 
     value_scale: float
     noise: Noise

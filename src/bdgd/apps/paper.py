@@ -8,19 +8,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bdgd.apps.cells import Job, fill_cell
+from bdgd.apps.cells import fill_cell
 from bdgd.apps.costs import training_cost
 from bdgd.apps.provenance import provenance
+from bdgd.apps.reproduction import Reproduction
 from bdgd.evaluation.claims import AUTHORS, Claim, check_claims, markdown, summary
 from bdgd.evaluation.figures import save_small
 from bdgd.evaluation.lab import Lab
+from bdgd.evaluation.pages import has_place, insert
 from bdgd.evaluation.paper_figures import FIGURES
-from bdgd.evaluation.tables import has_place, insert
 from bdgd.models import pretrained
-from bdgd.storage import replacing, write_json
+from bdgd.storage import write_json, write_text
 
 
-def make_figure(job: Job, name: str) -> None:
+def make_figure(job: Reproduction, name: str) -> None:
     """Write NAME.png and NAME.json, unless they are there, made with this effort by the models that are shipped now."""
     picture, record = job.folder / f"{name}.png", job.folder / f"{name}.json"
     if picture.is_file() and _is_current(job, record):
@@ -40,7 +41,7 @@ def make_figure(job: Job, name: str) -> None:
     job.out.say(f"wrote {picture}: {drawn.shows}")
 
 
-def make_claims(job: Job, page: Path | None = None) -> None:
+def make_claims(job: Reproduction, page: Path | None = None) -> None:
     """Measure every claim, print them and write claims.json and claims.md."""
     for setting in ("sparse30", "limited120"):
         for kind in ("mfvi", "mcdo", "dgd"):
@@ -55,8 +56,7 @@ def make_claims(job: Job, page: Path | None = None) -> None:
     lab.missing = sorted({name for claim in claims for name in claim.missing})
     _tell_missing(job, "claims", lab.missing)
     text = markdown(claims, job.effort.note())
-    with replacing(job.folder / "claims.md") as temporary:
-        temporary.write_text(text + "\n")
+    write_text(job.folder / "claims.md", text + "\n")
     if page is not None and has_place(page, "claims"):
         insert(page, "claims", text)
     write_json(job.folder / "claims.json", {**_origin(job, lab, start), "summary": summary(claims), "claims": [asdict(c) for c in claims]})
@@ -65,7 +65,7 @@ def make_claims(job: Job, page: Path | None = None) -> None:
     job.out.say(f"{summary(claims)} Wrote {job.folder / 'claims.md'} and {job.folder / 'claims.json'}")
 
 
-def _origin(job: Job, lab: Lab, start: float) -> dict[str, Any]:
+def _origin(job: Reproduction, lab: Lab, start: float) -> dict[str, Any]:
     """What every record says about how it came about."""
     return {
         "note": job.effort.note(),
@@ -77,7 +77,7 @@ def _origin(job: Job, lab: Lab, start: float) -> dict[str, Any]:
     }
 
 
-def _is_current(job: Job, record: Path) -> bool:
+def _is_current(job: Reproduction, record: Path) -> bool:
     try:
         made = json.loads(record.read_text())
         models, missing = dict(made["models"]), {cost["model"] for cost in made["missing"]}
@@ -88,6 +88,6 @@ def _is_current(job: Job, record: Path) -> bool:
     return lab.used == models and not missing & set(pretrained()) and made.get("effort") == asdict(job.effort)
 
 
-def _tell_missing(job: Job, what: str, missing: list[str]) -> None:
+def _tell_missing(job: Reproduction, what: str, missing: list[str]) -> None:
     for name in missing:
         job.out.note(f"{what}: {training_cost(name).told()}")

@@ -70,6 +70,8 @@ class Line:
 
 @dataclass(frozen=True)
 class Places:
+    """What a report looks at closer; lengths in the unit of the pixel size."""
+
     discs: tuple[Disc, ...]
     profile: Line
 

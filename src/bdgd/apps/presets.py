@@ -79,9 +79,9 @@ def read_preset(source: str) -> Preset:
         shipped = _folder() / f"{source}.toml"
         if "/" in source or not shipped.is_file():
             raise InputError(f"there is no preset {source!r}; give a TOML file or one of {', '.join(preset_names())}")
-        return parse_preset(shipped.read_text(), source)
+        return parse_preset(shipped.read_text(encoding="utf-8"), source)
     try:
-        return parse_preset(path.read_text(), path.stem)
+        return parse_preset(path.read_text(encoding="utf-8"), path.stem)
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read the preset {path}: {error}") from None
 

@@ -7,6 +7,7 @@ import hashlib
 import importlib.metadata
 import os
 import platform
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 
 import bdgd
-from bdgd.evaluation.tables import short_commit
+from bdgd.evaluation.pages import short_commit
 
 
 def provenance(seed: int | None, device: torch.device | str) -> dict[str, Any]:
@@ -70,6 +71,11 @@ def hardware(device: torch.device | str) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{_processor()}, {os.cpu_count()} cores"
+
+
+def file_name(device: str) -> str:
+    """The name of a device as the name of a file: small letters, numbers and hyphens."""
+    return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
 
 
 def _processor() -> str:

@@ -51,7 +51,7 @@ def report(subject: Subject) -> str:
     )
 
 
-def measured(value: float, std: float) -> str:
+def rounded(value: float, std: float) -> str:
     """A value with as many decimals as its standard deviation has to two digits."""
     if not (math.isfinite(std) and std > 0):
         return f"{value:.4g}"
@@ -63,6 +63,7 @@ def measured(value: float, std: float) -> str:
 
 
 def _lead(subject: Subject) -> str:
+    """The first sentences: what was done, and whether the error bars are calibrated."""
     model, draws = escaped(subject.origin.get("model", "a model")), subject.posterior.number
     made = "one pass" if draws == 1 else f"{draws} draws"
     trust = (
@@ -76,6 +77,7 @@ def _lead(subject: Subject) -> str:
 
 
 def _facts(subject: Subject) -> list[tuple[str, str]]:
+    """The box of numbers at the top, by name."""
     geometry, unit = subject.geometry, subject.grid.unit
     (wide, high), size = geometry.image_size, f"{geometry.pixel_size:.4g}" + (f" {unit}" if unit else "")
     beam, arc = "fan" if isinstance(geometry, FanBeam) else "parallel", math.degrees(geometry.arc[1])
@@ -137,6 +139,7 @@ def _regions_note(subject: Subject) -> str:
 
 
 def _regions(subject: Subject) -> str:
+    """The rows of the table of discs."""
     masks = [disc.mask(subject.geometry) for disc in subject.places.discs]
     found = [subject.posterior.region(mask, subject.level) for mask in masks]
     head = ["", "disc", "pixels", "mean", "std", f"{percent(subject.level)} interval"] + (
@@ -145,11 +148,11 @@ def _regions(subject: Subject) -> str:
     rows = [f"<tr>{''.join(_cell(cell, k, 'th') for k, cell in enumerate(head))}</tr>"]
     for number, (disc, mask) in enumerate(zip(subject.places.discs, masks, strict=True)):
         mean, std, lower, upper = (float(getattr(found[number], name)) for name in ("mean", "std", "lower", "upper"))
-        cells = [str(number + 1), disc.name, str(int(mask.sum())), measured(mean, std), f"{std:.2g}"]
-        cells.append(f"{measured(lower, std)} to\u00a0{measured(upper, std)}")
+        cells = [str(number + 1), disc.name, str(int(mask.sum())), rounded(mean, std), f"{std:.2g}"]
+        cells.append(f"{rounded(lower, std)} to\u00a0{rounded(upper, std)}")
         if subject.truth is not None:
             truth = float(subject.truth[0, 0].cpu()[mask].mean())
-            cells += [measured(truth, std), "yes" if lower <= truth <= upper else "no"]
+            cells += [rounded(truth, std), "yes" if lower <= truth <= upper else "no"]
         rows.append(f"<tr>{''.join(_cell(cell, k, 'td') for k, cell in enumerate(cells))}</tr>")
     return "".join(rows)
 
@@ -163,6 +166,7 @@ def _cell(text: str, column: int, tag: str) -> str:
 
 
 def _agreement(residual: Residual) -> str:
+    """How well the image explains its measurement, in words."""
     found = (
         f"The mean leaves a residual of {short(residual.rms)} (root mean square over all rays; the sinogram's is {short(residual.signal)})."
     )

@@ -10,6 +10,7 @@ from bdgd.apps.subject import Subject
 
 
 def image_figures(subject: Subject) -> list[str]:
+    """Every image of the report as an HTML figure, in their order; with truth and error where the truth is known."""
     posterior, unit = subject.posterior, subject.grid.value_unit or "value"
     lower, upper = posterior.interval(subject.level)
     mean, epistemic, width = posterior.mean[0, 0], posterior.epistemic[0, 0].sqrt(), (upper - lower)[0, 0]
@@ -63,6 +64,7 @@ def stack_section(subject: Subject) -> str:
 
 
 def profile_legend(subject: Subject) -> str:
+    """What the curves and the band of the profile are."""
     entries = [("mean", "mean", False), ("band", f"{percent(subject.level)} interval", True), ("fbp", "filtered back-projection", False)]
     entries += [("truth", "truth", False)] if subject.truth is not None else []
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from bdgd.apps.cells import Job, make_table
+from bdgd.apps.cells import make_table
 from bdgd.apps.console import Output
 from bdgd.apps.devices import make_devices
 from bdgd.apps.epistemic import make_epistemic
@@ -16,6 +16,7 @@ from bdgd.apps.errorbars import make_errorbars
 from bdgd.apps.honesty import make_honesty
 from bdgd.apps.options import Device, choose_device, make_folder
 from bdgd.apps.paper import make_claims, make_figure
+from bdgd.apps.reproduction import Reproduction
 from bdgd.checks import InputError
 from bdgd.evaluation import FULL, QUICK
 
@@ -83,7 +84,9 @@ def reproduce(
         raise InputError("--images is for the trainings of `bdgd reproduce epistemic` and `honesty`; leave it out")
     if quick and page is not None:
         raise InputError("--quick does not fill a page, which would then show numbers from few images; leave out --page or --quick")
-    job = Job(out, make_folder(results / "quick" if quick else results), choose_device(device), QUICK if quick else FULL, seeds, runs)
+    job = Reproduction(
+        out, make_folder(results / "quick" if quick else results), choose_device(device), QUICK if quick else FULL, seeds, runs
+    )
     if quick:
         out.note(f"{job.effort.note()}; writing to {job.folder}")
     for table, setting in _TABLES.items():

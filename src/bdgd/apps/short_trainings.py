@@ -9,16 +9,16 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from bdgd.apps.cells import Job
 from bdgd.apps.costs import GPU, training_seconds
 from bdgd.apps.own_scan import preset_text
 from bdgd.apps.presets import Preset, parse_preset, read_preset
 from bdgd.apps.provenance import provenance
+from bdgd.apps.reproduction import Reproduction
 from bdgd.apps.training import train_preset
 from bdgd.checks import InputError
 from bdgd.evaluation.epistemic import BLOCKS, PRESET, SCHEDULE, SETTING, Training
 from bdgd.models import DeepGradientDescent, load
-from bdgd.storage import replacing, write_json
+from bdgd.storage import write_json, write_text
 
 
 def preset_of(training: Training, images: int | None = None) -> Preset:
@@ -36,7 +36,7 @@ def preset_of(training: Training, images: int | None = None) -> Preset:
     return parse_preset(preset_text(values, f"Written by bdgd reproduce, from the preset {PRESET}."), training.name)
 
 
-def tell_cost(job: Job, what: str, presets: Iterable[Preset]) -> None:
+def tell_cost(job: Reproduction, what: str, presets: Iterable[Preset]) -> None:
     """Say, before anything is trained, how many models are missing and about how long they take."""
     missing = [preset for preset in presets if not model_file(job, preset).is_file()]
     if missing:
@@ -44,11 +44,11 @@ def tell_cost(job: Job, what: str, presets: Iterable[Preset]) -> None:
         job.out.note(f"{what}: training {len(missing)} models into {job.runs}, about {float(f'{seconds:.2g}'):.0f} s on {GPU}")
 
 
-def model_file(job: Job, preset: Preset) -> Path:
+def model_file(job: Reproduction, preset: Preset) -> Path:
     return job.runs / preset.name / "model.safetensors"
 
 
-def trained(job: Job, preset: Preset, data: Preset) -> DeepGradientDescent:
+def trained(job: Reproduction, preset: Preset, data: Preset) -> DeepGradientDescent:
     """The model of a preset from its run folder, trained there first, or further where that was interrupted.
 
     data: the preset whose images all trainings see, so that members of an ensemble differ in their start and the order of images alone.
@@ -69,7 +69,7 @@ def trained(job: Job, preset: Preset, data: Preset) -> DeepGradientDescent:
     return model
 
 
-def identity_of(job: Job, row: Any, models: Iterable[DeepGradientDescent], preset: Preset) -> dict[str, Any]:
+def identity_of(job: Reproduction, row: Any, models: Iterable[DeepGradientDescent], preset: Preset) -> dict[str, Any]:
     """What a measured row stands for; where any of it differs, the row is measured again. row: a dataclass."""
     return {
         "row": json.loads(json.dumps(asdict(row))),
@@ -89,13 +89,12 @@ def kept(path: Path, identity: Mapping[str, Any]) -> dict[str, Any] | None:
     return found if whole and all(found.get(key) == value for key, value in identity.items()) else None
 
 
-def origin(job: Job) -> dict[str, Any]:
+def origin(job: Reproduction) -> dict[str, Any]:
     """Where a result comes from."""
     return {"setting": SETTING, "note": job.effort.note(), "provenance": provenance(0, job.device)}
 
 
-def write_results(job: Job, name: str, values: Mapping[str, Any], text: str) -> None:
+def write_results(job: Reproduction, name: str, values: Mapping[str, Any], text: str) -> None:
     """NAME.json with these values and where they come from, and NAME.md with their table."""
     write_json(job.folder / f"{name}.json", {**values, **origin(job)})
-    with replacing(job.folder / f"{name}.md") as temporary:
-        temporary.write_text(text + "\n")
+    write_text(job.folder / f"{name}.md", text + "\n")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
 
-from bdgd.apps.console import Output
+from bdgd.apps.console import Output, Step
 from bdgd.apps.options import Device, Seed, choose_device, require_writable
 from bdgd.apps.provenance import measured_on, provenance
 from bdgd.checks import InputError
@@ -19,9 +20,9 @@ from bdgd.evaluation import save_figure
 from bdgd.evaluation.conditions import KINDS, Condition, geometry_of, standard_conditions
 from bdgd.evaluation.degradation import Degradation, degradation_curves
 from bdgd.evaluation.degradation_figures import COLUMNS, degradation_figure, degradation_markdown, degradation_rows
-from bdgd.evaluation.tables import insert, require_place
+from bdgd.evaluation.pages import insert, require_place
 from bdgd.models import Reconstructor, load
-from bdgd.storage import replacing, write_json
+from bdgd.storage import write_json, write_text
 
 _CURVES = [kind for kind in KINDS if kind != "anatomy"]
 
@@ -63,19 +64,20 @@ def stress(
         out.note("this model is not calibrated: its intervals promise nothing and it has no alarm; see bdgd calibrate")
     total = images * (1 + len(conditions)) + (0 if patients is None else len(patients))
     with out.progress("scans", total) as step:
-
-        def report(condition: Condition, done: int) -> None:
-            step(done, f"{condition.kind} {condition.value:g}".removesuffix(" 0"))
-
+        tell = partial(_tell, step)
         found = degradation_curves(
-            network, phantoms, slices=patients, conditions=conditions, noise=ordinary, draws=draws, level=level, seed=seed, report=report
+            network, phantoms, slices=patients, conditions=conditions, noise=ordinary, draws=draws, level=level, seed=seed, report=tell
         )
-    name = Path(model).name
+    name, origin = Path(model).name, provenance(seed, where)
     out.table(COLUMNS, degradation_rows(found), f"{name}: intervals of {100 * level:g} %, {found.draws} draws", right=COLUMNS[2:-1])
-    _write(out, found, name, anatomy, {"provenance": provenance(seed, where)}, output, table, figure)
+    _write(out, found, name, anatomy, origin, output, table, figure)
     if page is not None:
-        insert(page, "stress", f"{degradation_markdown(found).rstrip()}\n\n*{name}. {measured_on(provenance(seed, where))}*")
+        insert(page, "stress", f"{degradation_markdown(found).rstrip()}\n\n*{name}. {measured_on(origin)}*")
         out.say(f"wrote {page}")
+
+
+def _tell(step: Step, condition: Condition, done: int) -> None:
+    step(done, f"{condition.kind} {condition.value:g}".removesuffix(" 0"))
 
 
 def _side(network: Reconstructor) -> int:
@@ -104,12 +106,12 @@ def _write(
     table: Path | None,
     figure: Path | None,
 ) -> None:
+    """Those of the three files that were asked for."""
     if output is not None:
         about = {} if anatomy is None else {"patients": sorted(set(anatomy.patients)), "attenuation_of_1": _range(anatomy.scale)}
-        write_json(output, {"model": name, **found.to_dict(), **({"anatomy": about} if about else {}), **origin})
+        write_json(output, {"model": name, **found.to_dict(), **({"anatomy": about} if about else {}), "provenance": origin})
     if table is not None:
-        with replacing(table) as temporary:
-            temporary.write_text(degradation_markdown(found, name))
+        write_text(table, degradation_markdown(found, name))
     if figure is not None:
         save_figure(degradation_figure(found, name), figure)
     for path in filter(None, (output, table, figure)):

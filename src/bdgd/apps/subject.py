@@ -27,7 +27,7 @@ class Thumbnail:
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """One slice with all that its report says; posterior, fbp and truth hold that one image."""
+    """One slice with all that its report says; posterior, fbp and truth hold that one image, (1, 1, H, W)."""
 
     name: str
     geometry: Geometry

@@ -17,7 +17,7 @@ from bdgd.checks import InputError
 from bdgd.data import Scans, named_generator, phantom_images, simulate
 from bdgd.models import DeepGradientDescent, LearnedPrimalDual, Reconstructor, save
 from bdgd.operators import RayTransform
-from bdgd.storage import replacing, write_json
+from bdgd.storage import write_json, write_text
 from bdgd.training import History, finetune_jointly, train_directly, train_greedily
 from bdgd.training.loop import Report
 from bdgd.training.run import rank
@@ -88,14 +88,13 @@ def _keep(preset: Preset, run: Path, device: torch.device) -> None:
     require_same_preset(preset, run)
     if rank() == 0 and not kept.is_file() and not (run / "settings.json").exists():
         write_json(run / "environment.json", provenance(preset.seed, device))
-        with replacing(kept) as temporary:
-            temporary.write_text(preset.text)
+        write_text(kept, preset.text)
 
 
 def require_same_preset(preset: Preset, run: Path) -> None:
     """Raise where the folder holds a run of another preset."""
     kept = run / "preset.toml"
-    if kept.is_file() and replace(parse_preset(kept.read_text(), preset.name), text="") != replace(preset, text=""):
+    if kept.is_file() and replace(parse_preset(kept.read_text(encoding="utf-8"), preset.name), text="") != replace(preset, text=""):
         raise InputError(f"{run} holds a run of another preset than {preset.name}, see {kept}; choose another folder")
 
 

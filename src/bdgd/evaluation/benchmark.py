@@ -16,6 +16,7 @@ from torch import Tensor
 from bdgd.checks import InputError, require_count
 from bdgd.data import GaussianNoise, Scans, ellipse_images, head_images, named_generator, simulate, table_images
 from bdgd.evaluation.strata import PosteriorLike
+from bdgd.evaluation.timing import synchronise
 from bdgd.metrics import psnr, ssim
 from bdgd.operators import Geometry, ParallelBeam, RayTransform
 
@@ -29,7 +30,10 @@ SETTINGS: dict[str, Geometry] = {
 NOISE = GaussianNoise(0.01)
 SMALL_NOISE = GaussianNoise(0.1)
 
-BATCH = {"cpu": 5, "cuda": 50}  # images reconstructed between two reports of progress
+
+def images_at_once(device: torch.device) -> int:
+    """How many images are reconstructed together, and so between two reports of progress."""
+    return 50 if device.type == "cuda" else 5
 
 
 @dataclass(frozen=True)
@@ -89,31 +93,37 @@ def noise_of(A: RayTransform) -> GaussianNoise:
     return SMALL_NOISE if A.geometry == SETTINGS["small"] else NOISE
 
 
+def noisy_scans(A: RayTransform, images: Tensor, stream: str, seed: int = 0) -> Scans:
+    """Scans of the images (B, 1, H, W) with the setting's noise, drawn from the stream of that name, on the operator's device."""
+    return simulate(A, images, noise_of(A), generator=named_generator(stream, seed)).to(A.device)
+
+
+def true_images(scans: Scans) -> Tensor:
+    """The scans' images (B, 1, H, W), which a score needs; raise where they have none."""
+    if scans.images is None:
+        raise InputError("a score needs the true images, but these scans have none; simulate them, or read a file that holds them")
+    return scans.images
+
+
 def table_scans(A: RayTransform, images: int = 101, seed: int = 0) -> Scans:
     """Scans of the fixed test set, or of its first `images` - 1 ellipse images and Shepp-Logan; the seed is the noise's.
 
     The noise of an image does not depend on how many there are.
     """
-    scans = simulate(A, table_images(A.domain_shape[1]), noise_of(A), generator=named_generator("test noise", seed))
+    scans = noisy_scans(A, table_images(A.domain_shape[1]), "test noise", seed)
     if not 2 <= require_count(images, "images") <= len(scans):
         raise InputError(f"images must be from 2 to {len(scans)}, ellipses and Shepp-Logan together, got {images}")
-    return scans[[*range(images - 1), len(scans) - 1]].to(A.device)
+    return scans[[*range(images - 1), len(scans) - 1]]
 
 
 def validation_scans(A: RayTransform, images: int, seed: int = 0) -> Scans:
     """Scans of the first ellipse images of the validation set, which no table scores."""
-    scans = simulate(
-        A, ellipse_images("validation", images, A.domain_shape[1], seed), noise_of(A), generator=named_generator("validation noise", seed)
-    )
-    return scans.to(A.device)
+    return noisy_scans(A, ellipse_images("validation", images, A.domain_shape[1], seed), "validation noise", seed)
 
 
 def head_validation_scans(A: RayTransform, images: int, seed: int = 0) -> Scans:
     """Scans of relatives of Shepp-Logan, to choose on what suits it without looking at it."""
-    scans = simulate(
-        A, head_images("validation", images, A.domain_shape[1], seed), noise_of(A), generator=named_generator("validation head noise", seed)
-    )
-    return scans.to(A.device)
+    return noisy_scans(A, head_images("validation", images, A.domain_shape[1], seed), "validation head noise", seed)
 
 
 def score(method: Method, scans: Scans, report: Callable[[int, float], None] | None = None) -> Scores:
@@ -121,19 +131,16 @@ def score(method: Method, scans: Scans, report: Callable[[int, float], None] | N
 
     `report(images, mean PSNR so far)` is called now and then.
     """
-    if scans.images is None:
-        raise InputError("a score needs the true images, but these scans have none; simulate them, or read a file that holds them")
-    seconds = 0.0
+    images, seconds = true_images(scans), 0.0
     psnrs: list[float] = []
     ssims: list[float] = []
-    head, batch = len(scans) - 1, BATCH.get(scans.sinograms.device.type, 5)
+    head, batch = len(scans) - 1, images_at_once(scans.sinograms.device)
     parts = [(slice(first, min(first + batch, head)), method.reconstruct) for first in range(0, head, batch)]
     for part, reconstruct in [*parts, (slice(head, head + 1), method.reconstruct_head or method.reconstruct)]:
-        truth = scans.images[part]
+        truth = images[part]
         start = time.perf_counter()
         estimate = reconstruct(scans.sinograms[part])
-        if estimate.is_cuda:
-            torch.cuda.synchronize(estimate.device)
+        synchronise(estimate.device)
         seconds += time.perf_counter() - start
         psnrs += psnr(estimate, truth).tolist()
         ssims += ssim(estimate, truth).tolist()

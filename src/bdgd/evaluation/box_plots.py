@@ -6,6 +6,7 @@ from statistics import fmean, quantiles
 from typing import TYPE_CHECKING, Any
 
 from bdgd.data import ellipse_images
+from bdgd.evaluation.figures import new_figure
 from bdgd.evaluation.lab import Lab, display_name, last_block, side
 from bdgd.metrics import psnr
 
@@ -19,15 +20,11 @@ _COLOURS = ("tab:blue", "tab:orange", "tab:green")
 
 def box_plots(lab: Lab, title: str) -> tuple[Figure, dict[str, Any]] | None:
     """The figure, and per model and block the quartiles and the mean of the PSNR; None where no model is shipped."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     values = {setting: psnr_by_block(lab, setting) for setting in _SIDES}
     shown = {setting: models for setting, models in values.items() if models}
     if not shown:
         return None
-    figure = Figure(figsize=(6.5 * len(shown), 4.2), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(6.5 * len(shown), 4.2)
     figure.suptitle(title, fontsize=12)
     for axes, (setting, models) in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown.items(), strict=True):
         _draw(axes, models)

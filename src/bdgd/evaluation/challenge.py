@@ -36,6 +36,11 @@ _VIEWS = 360
 _SIDE = 512  # pixels of a segmentation
 
 
+def group_of(scan: str) -> str:
+    """What was made alike: the training scans, or the two discs of a level. Nothing is chosen for a scan on scans of its own group."""
+    return scan[:2] if scan in ARCS else "training"
+
+
 def scanner() -> FanBeam:
     """The challenge's scanner as it is used here, in millimetres: a view per degree, pairs of detectors, 256 x 256 pixels."""
     source_to_axis, source_to_detector, spacing = 410.66, 553.74, 0.4
@@ -60,8 +65,7 @@ class MeasuredScan:
 
     @property
     def group(self) -> str:
-        """What was made alike: the training scans, or the two discs of a level. Nothing is chosen on a scan of one's own group."""
-        return self.name[:2] if self.name in ARCS else "training"
+        return group_of(self.name)
 
     @cached_property
     def inside(self) -> Tensor:

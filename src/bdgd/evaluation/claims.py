@@ -14,6 +14,7 @@ from statistics import fmean
 from bdgd.data import shepp_logan
 from bdgd.evaluation.lab import Lab, Look, display_name, side
 from bdgd.evaluation.maps import edge_contrast, spread, text_contrast
+from bdgd.evaluation.pages import markdown_table
 from bdgd.evaluation.paper_figures import shown_blocks
 from bdgd.evaluation.subjects import ellipse_pictures, faint_ellipse, text_pictures
 from bdgd.evaluation.tables import read_cell
@@ -26,9 +27,10 @@ _SETTINGS = {"sparse30": "sparse view", "limited120": "limited view 120°", "lim
 
 @dataclass(frozen=True)
 class Claim:
-    """One claim: what the paper says and how it is judged, the models it was measured with, the numbers, and whether it holds.
+    """One claim of the paper.
 
-    holds is None where models are missing, which `missing` names.
+    statement: how it is judged. models: those it is measured with. numbers: what was measured, by name. holds: the verdict, None where
+    a model is not there; `missing` names it.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Claim:
 
     @property
     def recipe(self) -> str:
+        """By whose recipe the models were trained."""
         return "authors'" if any(name.endswith(AUTHORS) for name in self.models) else "ours"
 
     def told(self) -> str:
@@ -110,10 +113,8 @@ def text_is_found(lab: Lab, setting: str, recipe: str = "") -> Claim:
 
 def faint_ellipse_visible(lab: Lab, recipe: str = "") -> Claim:
     """A faint large ellipse is visible in the variance: the map along its edge against the flat pixels near it."""
-    name, statement = (
-        f"limited120-mfvi{recipe}",
-        f"mean variance along its edge at least {MULTIPLE:g} times that of the flat pixels near it",
-    )
+    name = f"limited120-mfvi{recipe}"
+    statement = f"mean variance along its edge at least {MULTIPLE:g} times that of the flat pixels near it"
     numbers = _faint(lab, name)
     if numbers is None:
         return Claim("Faint ellipse in the variance", statement, (name,), missing=(name,))
@@ -153,7 +154,7 @@ def check_claims(lab: Lab) -> Iterator[Claim]:
         known = list(lab.missing)
         theirs = claim(lab, recipe=AUTHORS)
         if theirs.missing:
-            lab.missing[:] = known  # a twin is a gift, not a gap
+            lab.missing[:] = known  # nobody asked for the authors' model, so it is not missing
         else:
             yield theirs
 
@@ -161,13 +162,13 @@ def check_claims(lab: Lab) -> Iterator[Claim]:
 def markdown(claims: Sequence[Claim], note: str = "") -> str:
     """The claims as a table, with how many hold."""
     marks = {True: "yes", False: "**no**", None: "not yet"}
-    lines = [f"**{note}**", ""] if note else []
-    lines += ["| claim | judged by | recipe | measured | holds |", "|---|---|---|---|:-:|"]
-    lines += [f"| {c.name} | {c.statement} | {c.recipe} | {c.told()} | {marks[c.holds]} |" for c in claims]
-    return "\n".join([*lines, "", summary(claims)])
+    rows = [(claim.name, claim.statement, claim.recipe, claim.told(), marks[claim.holds]) for claim in claims]
+    table = markdown_table(("claim", "judged by", "recipe", "measured", "holds"), rows, align="llllc")
+    return "\n\n".join([*([f"**{note}**"] if note else []), table, summary(claims)])
 
 
 def summary(claims: Sequence[Claim]) -> str:
+    """How many hold, in a sentence."""
     held, failed, open_ = (sum(claim.holds is verdict for claim in claims) for verdict in (True, False, None))
     return f"{held} hold, {failed} do not, {open_} cannot be measured yet."
 
@@ -182,6 +183,7 @@ def _phase(lab: Lab, name: str, words: str, statement: str, judge: Callable[[flo
 
 
 def _phases(lab: Lab, name: str) -> dict[str, float] | None:
+    """The mean variance after the first, middle and last block: "block 1" on Shepp-Logan, "ellipses block 1" on ellipses, and so on."""
     if (model := lab.model(name)) is None:
         return None
     numbers: dict[str, float] = {}
@@ -192,6 +194,7 @@ def _phases(lab: Lab, name: str) -> dict[str, float] | None:
 
 
 def _more_variance(lab: Lab, harder: str, easier: str, recipe: str) -> Claim:
+    """A claim that the harder setting has more variance than the easier one, on the same ellipse images."""
     names = (f"{harder}-mfvi{recipe}", f"{easier}-mfvi{recipe}")
     words, statement = f"Variance: {_SETTINGS[harder]} above {_SETTINGS[easier]}", "mean variance over the same ellipse images is larger"
     looks = [_look(lab, name, text=False) for name in names]
@@ -227,6 +230,8 @@ def _look(lab: Lab, name: str, text: bool) -> Look | None:
 
 
 def _faint(lab: Lab, name: str) -> dict[str, float] | None:
+    """How the faint ellipse's edge stands out in a model's variance; None where the model is not there."""
+
     def make() -> dict[str, float] | None:
         if (model := lab.model(name)) is None:
             return None

@@ -2,8 +2,8 @@
 
 noise     relative Gaussian noise of another size
 views     a scan of n views over the arc of the model's V: each of the model's views is given the one at the nearest angle, as if it
-          were right. `bdgd.data.match`, and so `bdgd reconstruct`, refuses such a scan if it states its angles; one who fills a tensor
-          with the rows at hand does just this
+          were right. `bdgd.data.match`, and so `bdgd reconstruct`, refuses such a scan if it states its angles; whoever fills a tensor
+          by hand with the views that are there makes this mistake
 missing   n views, other ones in every image, whose frames were lost and are 0
 axis      the axis of rotation is n detectors from where the geometry has it
 anatomy   everything right but the object: slices of patients instead of what the model was trained on

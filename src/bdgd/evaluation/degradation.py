@@ -25,7 +25,7 @@ from bdgd.models import Reconstructor
 LEVEL = 0.9
 #: Coverage may fall short of the level by this much and still counts as held.
 SLACK = 0.02
-#: The alarm has rung for a condition where it is red on at least this share of the images.
+#: The alarm has rung for a condition if the light is red on at least this share of the images.
 MOST = 0.5
 
 
@@ -33,9 +33,9 @@ MOST = 0.5
 class Point:
     """The scores under one condition, pooled over its images.
 
-    psnr: mean in dB, of the largest value of the model. rmse, coverage, width: of the object's pixels, in the unit of the image.
-    worst_coverage: nine images in ten are covered better. ause, error_auroc: over all pixels. red, amber: the share of images with
-    that light, and reasons how often each witness was why it was red; None where the model has no alarm.
+    psnr: mean in dB, with the model's largest value as data range. rmse, coverage, width: of the object's pixels, in the unit of the
+    image. worst_coverage: what nine images in ten exceed. ause, error_auroc: over all pixels. red, amber: the share of images with
+    that light. reasons: how often each witness of the alarm was why the light was red. All three are None without an alarm.
     """
 
     condition: Condition
@@ -57,7 +57,11 @@ class Point:
 
 @dataclass(frozen=True)
 class Degradation:
-    """All points, the first under ordinary conditions; level: of the intervals; views and noise: what is ordinary."""
+    """All points, the first under ordinary conditions.
+
+    level: of the intervals. views, noise: what is ordinary for the model. false_alarms: the share of ordinary scans on which its light
+    may be red; None without an alarm.
+    """
 
     points: tuple[Point, ...]
     level: float
@@ -157,7 +161,7 @@ def _point(
 
 
 class _Watch:
-    """The posterior of each batch of sinograms, in their order; what the score of error bars does not ask for is noted on the way."""
+    """The posterior of each batch of sinograms, in their order. Notes on the way what `score_uncertainty` does not: PSNR and alarm."""
 
     def __init__(self, model: Reconstructor, truth: Tensor, draws: int, seed: int):
         self.model, self.truth, self.draws, self.seed = model, truth, draws, seed

@@ -1,4 +1,4 @@
-"""How a model degrades, shown: a grid of curves, and a table in Markdown. Made without pyplot, as all figures here."""
+"""How a model degrades, shown: a grid of curves, and a table in Markdown."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from bdgd.evaluation.conditions import KINDS
 from bdgd.evaluation.degradation import Degradation, Point
+from bdgd.evaluation.figures import GRAY, new_figure
+from bdgd.evaluation.pages import markdown_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,7 +24,6 @@ LEGEND = (
 
 _INCHES = 2.3, 1.75  # of one panel
 _NARROW = 0.4  # the width of the panel of a single point
-_GRAY = "0.55"
 _UNITS = {"noise": "{:g} %", "views": "{:g} views", "missing": "{:g} views", "axis": "{:g} detectors"}
 
 
@@ -35,9 +36,8 @@ def degradation_rows(found: Degradation) -> list[list[str]]:
 def degradation_markdown(found: Degradation, title: str = "") -> str:
     """The table with its title and what its columns mean."""
     lines = [f"## {title}", ""] if title else []
-    lines += ["| " + " | ".join(COLUMNS) + " |", "|---|---|" + "---:|" * (len(COLUMNS) - 3) + "---|"]
-    lines += ["| " + " | ".join(row) + " |" for row in degradation_rows(found)]
-    return "\n".join([*lines, "", f"Intervals of {100 * found.level:g} %, {found.draws} draws. {LEGEND}", ""])
+    lines += [markdown_table(COLUMNS, degradation_rows(found), align="ll" + "r" * (len(COLUMNS) - 3) + "l"), ""]
+    return "\n".join([*lines, f"Intervals of {100 * found.level:g} %, {found.draws} draws. {LEGEND}", ""])
 
 
 def _row(found: Degradation, point: Point) -> list[str]:
@@ -63,14 +63,11 @@ def degradation_figure(found: Degradation, title: str = "") -> Figure:
 
     A circle marks the ordinary scans; a cross marks points at which the intervals fail and the alarm is silent.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
     kinds, rows = found.kinds() or ["noise"], _rows(found)
     widths = [1.0 if len(found.curve(kind)) > 1 else _NARROW for kind in kinds]
-    figure = Figure(figsize=(_INCHES[0] * sum(widths) + 0.6, _INCHES[1] * len(rows) + 0.5), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(_INCHES[0] * sum(widths) + 0.6, _INCHES[1] * len(rows) + 0.5)
     told = "circles: ordinary scans; crosses: the intervals fail and no alarm says so"
     figure.suptitle(f"{title}\n{told}" if title else told, fontsize=9)
     axes = figure.subplots(len(rows), len(kinds), sharey="row", sharex="col", squeeze=False, width_ratios=widths)
@@ -102,7 +99,7 @@ def _draw_psnr(place: Axes, found: Degradation, kind: str) -> None:
 
 
 def _draw_coverage(place: Axes, found: Degradation, kind: str) -> None:
-    place.axhline(100 * found.level, color=_GRAY, linewidth=0.8, linestyle=":")
+    place.axhline(100 * found.level, color=GRAY, linewidth=0.8, linestyle=":")
     _curve(place, found, kind, lambda point: 100 * point.coverage)
     silent = [(value, 100 * point.coverage) for value, point in found.curve(kind) if found.verdict(point) == "silent"]
     if silent:
@@ -120,7 +117,7 @@ def _draw_width(place: Axes, found: Degradation, kind: str) -> None:
 
 def _draw_alarm(place: Axes, found: Degradation, kind: str) -> None:
     assert found.false_alarms is not None
-    place.axhline(100 * found.false_alarms, color=_GRAY, linewidth=0.8, linestyle=":")
+    place.axhline(100 * found.false_alarms, color=GRAY, linewidth=0.8, linestyle=":")
     _curve(place, found, kind, lambda point: 100 * (point.red or 0.0))
     place.set(ylim=(-4, 104))
 

@@ -6,7 +6,6 @@ are measured by the functions that everything else is scored with.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -15,10 +14,12 @@ import torch
 from torch import Tensor
 
 from bdgd.checks import InputError
-from bdgd.data import Scans, named_generator, simulate
-from bdgd.evaluation.benchmark import BATCH, Effort, Method, noise_of, score, table_scans
+from bdgd.data import Scans, named_generator
+from bdgd.evaluation.benchmark import Effort, Method, images_at_once, noisy_scans, score, table_scans, true_images
 from bdgd.evaluation.methods import remembering
+from bdgd.evaluation.strata import object_pixels
 from bdgd.evaluation.subjects import text_pictures
+from bdgd.evaluation.timing import seconds_of
 from bdgd.evaluation.uncertainty import score_uncertainty
 from bdgd.inference import Posterior, reconstruct, reconstruct_ensemble
 from bdgd.metrics import auroc
@@ -157,19 +158,18 @@ def measure(posterior_of: PosteriorFunction, A: RayTransform, effort: Effort, tr
 def text_auroc(posterior_of: PosteriorFunction, A: RayTransform, images: int, seed: int = 0) -> float:
     """Mean over images of the AUROC of the epistemic variance as a detector of the text's pixels; 1/2 is chance."""
     x, mask = text_pictures(images, A.domain_shape[1])
-    y = simulate(A, x, noise_of(A), generator=named_generator("figure noise", seed)).sinograms.to(A.device)
-    _, epistemic = _in_batches(posterior_of, y)
+    _, epistemic = _in_batches(posterior_of, noisy_scans(A, x, "figure noise", seed).sinograms)
     return float(auroc(epistemic, mask.to(epistemic.device)).mean())
 
 
 def growth(posterior_of: PosteriorFunction, scans: Scans) -> tuple[float | None, float]:
     """The factors by which epistemic variance and squared error grow with lost views; the first is None without any variance."""
-    assert scans.images is not None
-    inside = scans.images > 1e-6
+    truth = true_images(scans)
+    inside = object_pixels(truth)
     means = []
     for y in (scans.sinograms, with_lost_views(scans.sinograms)):
         mean, epistemic = _in_batches(posterior_of, y)
-        means.append((float(epistemic[inside].double().mean()), float((mean - scans.images)[inside].double().square().mean())))
+        means.append((float(epistemic[inside].double().mean()), float((mean - truth)[inside].double().square().mean())))
     (variance, error), (more_variance, more_error) = means
     return (more_variance / variance if variance > 0 else None), more_error / error
 
@@ -187,20 +187,12 @@ def with_lost_views(y: Tensor) -> Tensor:
 
 def _in_batches(posterior_of: PosteriorFunction, y: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and epistemic variance (B, 1, H, W)."""
-    parts = [posterior_of(part) for part in y.split(BATCH.get(y.device.type, 5))]
+    parts = [posterior_of(part) for part in y.split(images_at_once(y.device))]
     return torch.cat([part.mean for part in parts]), torch.cat([part.epistemic for part in parts])
 
 
 def _pace(posterior_of: PosteriorFunction, y: Tensor) -> tuple[int, float]:
     """How many draws there are, and the seconds that one image takes in a batch, once everything has been used before."""
-    y = y[: BATCH.get(y.device.type, 5)]
-    _wait(y)
-    start = time.perf_counter()
-    number = posterior_of(y).number
-    _wait(y)
-    return number, (time.perf_counter() - start) / len(y)
-
-
-def _wait(y: Tensor) -> None:
-    if y.is_cuda:
-        torch.cuda.synchronize(y.device)
+    y, made = y[: images_at_once(y.device)], list[Posterior]()
+    seconds = seconds_of(lambda: made.append(posterior_of(y)), y.device)
+    return made[0].number, seconds / len(y)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bdgd.evaluation.epistemic import BLOCKS, PATCH, ROWS, SCHEDULE, Row
-from bdgd.evaluation.tables import short_commit
+from bdgd.evaluation.pages import listed, markdown_table, origins
 
 #: The default is chosen among posteriors of one trained model, which fit into one file, that have a variance at all, ...
 MOST_PSNR_LOST = 0.3  # ... lose at most so many dB to the best of them ...
@@ -16,19 +16,19 @@ MOST_NLL_LOST = 0.05  # ... and are within so many nats per pixel of the best NL
 Results = Mapping[str, Mapping[str, Any]]
 
 _HEAD = (
-    ("posterior", "---"),
-    ("draws", "---:"),
-    ("PSNR", "---:"),
-    ("NLL", "---:"),
-    (f"NLL {PATCH}×{PATCH}", "---:"),
-    ("cover 90 %", "---:"),
-    ("AUSE", "---:"),
-    ("epistemic part", "---:"),
-    ("text AUROC", "---:"),
-    ("views lost: variance", "---:"),
-    ("error²", "---:"),
-    ("training", "---:"),
-    ("sampling", "---:"),
+    "posterior",
+    "draws",
+    "PSNR",
+    "NLL",
+    f"NLL {PATCH}×{PATCH}",
+    "cover 90 %",
+    "AUSE",
+    "epistemic part",
+    "text AUROC",
+    "views lost: variance",
+    "error²",
+    "training",
+    "sampling",
 )
 
 
@@ -62,20 +62,11 @@ def reason(results: Results, rows: Sequence[Row] = ROWS) -> str:
 
 def markdown(results: Results, note: str = "", rows: Sequence[Row] = ROWS) -> str:
     """The table of the rows, those that have not been measured last, what its columns are, the choice, and where it was measured."""
-    lines = [
-        *((f"**{note}**", "") if note else ()),
-        f"| {' | '.join(title for title, _ in _HEAD)} |",
-        f"|{'|'.join(line for _, line in _HEAD)}|",
-        *(f"| {' | '.join(_cells(row, results[row.key]['scores']))} |" for row in rows if row.key in results),
-        *(f"| {row.name} | not measured yet |{' |' * (len(_HEAD) - 2)}" for row in rows if row.key not in results),
-        "",
-        reason(results, rows),
-        "",
-        _columns(results),
-        "",
-        f"*Measured on {_origins(results)}.*",
-    ]
-    return "\n".join(lines)
+    measured = [_cells(row, results[row.key]["scores"]) for row in rows if row.key in results]
+    missing = [[row.name, "not measured yet", *[""] * (len(_HEAD) - 2)] for row in rows if row.key not in results]
+    table = markdown_table(_HEAD, [*measured, *missing])
+    parts = [f"**{note}**"] if note else []
+    return "\n\n".join([*parts, table, reason(results, rows), _columns(results), origins(results.values())])
 
 
 def _cells(row: Row, scores: Mapping[str, Any]) -> list[str]:
@@ -101,11 +92,11 @@ def _cells(row: Row, scores: Mapping[str, Any]) -> list[str]:
 
 
 def _columns(results: Results) -> str:
-    images = sorted({int(result["training_images"]) for result in results.values()})
-    tests = sorted({int(result["effort"]["ellipses"]) for result in results.values()})
+    images = listed(int(result["training_images"]) for result in results.values())
+    tests = listed(int(result["effort"]["ellipses"]) for result in results.values())
     return (
         f"All rows: sparse view, {BLOCKS} blocks, {SCHEDULE['epochs']} epochs each in batches of {SCHEDULE['batch']} at a learning rate of "
-        f"{SCHEDULE['learning_rate']:g}, on the same {_listed(images)} images; scored on the same {_listed(tests)} test ellipses. "
+        f"{SCHEDULE['learning_rate']:g}, on the same {images} images; scored on the same {tests} test ellipses. "
         "No scale head and no calibration, so the aleatoric part is one number for all pixels. NLL and coverage are over pixels of the "
         f"object; the NLL of {PATCH} × {PATCH} patches, in nats per pixel too, sees whether draws know that errors of neighbours go "
         "together. AUSE and the epistemic part of the variance are over all pixels. "
@@ -114,13 +105,3 @@ def _columns(results: Results) -> str:
         "variance and the squared error grow on the object. An honest variance grows like the error. "
         "Training: all models of the row. Sampling: one image, all its draws, in a batch."
     )
-
-
-def _listed(values: Sequence[int]) -> str:
-    return " or ".join(map(str, values)) or "no"
-
-
-def _origins(results: Results) -> str:
-    made = [result["provenance"] for result in results.values()]
-    found = {(str(origin["hardware"]), short_commit(str(origin["commit"]))) for origin in made}
-    return "; ".join(f"{hardware}, commit {commit}" for hardware, commit in sorted(found)) or "nothing yet"

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _INCHES = 2.6  # of one panel
+GRAY = "0.55"  # of lines that something is compared with
 _DPI = 160
 _SMALL_DPI = (140, 120, 100, 80, 64)  # tried in turn; a panel of 128 pixels has 1.3 dots per pixel at the last
 
@@ -53,19 +54,25 @@ class Panel:
         require_finite(self.image, "the image of a panel")
 
 
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure, in inches, with a canvas of its own: without pyplot, which opens windows and has settings of its own."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
 def panels(rows: Sequence[Sequence[Panel | None]], row_names: Sequence[str] = (), title: str = "") -> Figure:
     """The rows of panels as a figure, each row with its name at the left, and one colour bar below for every scale.
 
     None leaves a place empty. The bar of a scale stands below its columns; where scales share a column, all bars share the last line.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     columns = _columns(rows, row_names)
     height, width = next(panel.image.shape for row in rows for panel in row if panel is not None)
     tall = (_INCHES * width / height + 0.25) * len(rows)
-    figure = Figure(figsize=(_INCHES * columns + 0.3, tall + 0.6 + 0.22 * len(title.splitlines())), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(_INCHES * columns + 0.3, tall + 0.6 + 0.22 * len(title.splitlines()))
     figure.suptitle(title, fontsize=12)
     scales = _scales(rows)
     shared = sum(map(len, scales.values())) > len(set().union(*scales.values()))

@@ -16,7 +16,7 @@ GRADIENT_SCALE = 61.0  # of the preset: about ||A|| for 30 views
 
 @dataclass(frozen=True)
 class Variant(Training):
-    """A training that changes more of the recipe. also: (section of the preset, key, value)."""
+    """A training that changes more of the recipe than `Training` can. also: entries (section of the preset, key, value)."""
 
     label: str = ""
     also: tuple[tuple[str, str, float | str], ...] = ()
@@ -44,7 +44,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Choice:
-    """What the paper says, what the code does, what we do; cases: (the choice that is not ours, the case beside it)."""
+    """What the paper says, what the authors' code does, what we do.
+
+    cases: pairs of keys of `CASES`, one that does not make our choice and the one that it is compared with.
+    """
 
     name: str
     paper: str

@@ -10,13 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bdgd.data import Scans
-from bdgd.evaluation.benchmark import BATCH, Effort, table_scans
+from bdgd.evaluation.benchmark import Effort, images_at_once, table_scans, true_images
 from bdgd.evaluation.epistemic import PATCH, PosteriorFunction
+from bdgd.evaluation.strata import object_pixels
 from bdgd.inference import Moments, Posterior
 from bdgd.metrics import PixelMean, psnr
 from bdgd.operators import RayTransform
-
-_OBJECT = 1e-6  # true values above it are the object's
 
 
 @dataclass(frozen=True)
@@ -62,9 +61,8 @@ def measure_case(posterior_of: PosteriorFunction, A: RayTransform, effort: Effor
 
 def _posteriors(posterior_of: PosteriorFunction, scans: Scans) -> Iterator[tuple[Posterior, Tensor]]:
     """The posteriors of some images at a time, with the true images."""
-    assert scans.images is not None
-    step = BATCH.get(scans.sinograms.device.type, 5)
-    for y, truth in zip(scans.sinograms.split(step), scans.images.split(step), strict=True):
+    step = images_at_once(scans.sinograms.device)
+    for y, truth in zip(scans.sinograms.split(step), true_images(scans).split(step), strict=True):
         yield posterior_of(y), truth
 
 
@@ -75,7 +73,7 @@ class _Sums:
         self.error, self.epistemic, self.total, self.patch_error, self.patch_variance = (PixelMean() for _ in range(5))
 
     def add(self, posterior: Posterior, truth: Tensor) -> None:
-        inside, error = truth > _OBJECT, posterior.mean - truth
+        inside, error = object_pixels(truth), posterior.mean - truth
         self.error.add(error.square(), inside)
         self.epistemic.add(posterior.epistemic, inside)
         self.total.add(posterior.epistemic + posterior.aleatoric, inside)

@@ -7,7 +7,7 @@ from typing import Any
 
 from bdgd.evaluation.epistemic import BLOCKS, PATCH, SCHEDULE
 from bdgd.evaluation.honesty import CASES, CHOICES, VALIDATION, Case, Choice
-from bdgd.evaluation.tables import short_commit
+from bdgd.evaluation.pages import listed, markdown_table, origins
 
 #: by the key of a case: what its file holds
 Results = Mapping[str, Mapping[str, Any]]
@@ -30,22 +30,16 @@ def markdown(
     parts = [
         *([f"**{note}**"] if note else []),
         "**What each choice does**, against the same with our choice: the change of PSNR in dB, and the factor of the spread of the draws.",
-        _table(_EFFECTS, [*effects, *(_validation_cells(selection) if selection else [])], texts=5),
+        markdown_table(_EFFECTS, [*effects, *(_validation_cells(selection) if selection else [])], align="lllllrrrr"),
         *([_yardstick(selection)] if selection and selection["scores"]["seeds"] else []),
         "**The numbers behind it.** Spreads and errors in thousandths of the image's largest value:",
-        _table(_HEAD, [_case_cells(case, results[case.key]["scores"]) for case in cases if case.key in results]),
+        markdown_table(_HEAD, [_case_cells(case, results[case.key]["scores"]) for case in cases if case.key in results]),
         _columns(made),
     ]
     if selection:
-        parts += ["**What choosing on the test set buys:**", _table(_CHOSEN, _family_cells(selection["scores"]["families"]))]
+        parts += ["**What choosing on the test set buys:**", markdown_table(_CHOSEN, _family_cells(selection["scores"]["families"]))]
         parts += [_gain_in_words(selection)]
-    return "\n\n".join([*parts, f"*Measured on {_origins(made)}.*"])
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], texts: int = 1) -> str:
-    """A Markdown table whose first columns are text and whose others are numbers."""
-    lines = ["---"] * texts + ["---:"] * (len(head) - texts)
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, lines, *rows))
+    return "\n\n".join([*parts, origins(made)])
 
 
 def _measured(choice: Choice, results: Results) -> bool:
@@ -66,7 +60,7 @@ def _effect_cells(choice: Choice, results: Results, cases: Sequence[Case]) -> li
 
 
 def _validation_cells(selection: Mapping[str, Any]) -> list[list[str]]:
-    """What choosing on the smallest test sets adds: of the family with most candidates."""
+    """The row of `VALIDATION`: what choosing among most candidates on the smallest test sets adds to their PSNR."""
     name, sizes = max(selection["scores"]["families"].items(), key=lambda family: int(family[1][0]["candidates"]))
     instead = f"{name} chosen on {sizes[0]['images']} test images"
     return [[*_words(VALIDATION, first=True), instead, f"{sizes[0]['gain']:+.2f}", "-", "-", "-"]]
@@ -104,8 +98,8 @@ def _family_cells(families: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[l
 
 
 def _columns(made: Sequence[Mapping[str, Any]]) -> str:
-    images = _listed({int(result["training_images"]) for result in made})
-    tests = _listed({int(result["effort"]["ellipses"]) for result in made})
+    images = listed(int(result["training_images"]) for result in made)
+    tests = listed(int(result["effort"]["ellipses"]) for result in made)
     return (
         f"One training behind every row: sparse view, {BLOCKS} blocks of {SCHEDULE['epochs']} epochs each, the same {images} images; "
         f"batches of {SCHEDULE['batch']} at a learning rate of {SCHEDULE['learning_rate']:g} unless the row says otherwise. Scored on "
@@ -132,12 +126,3 @@ def _gain_in_words(selection: Mapping[str, Any]) -> str:
         f"both on the first; mean over disjoint sets out of {selection['row']['pool']} images ± its standard error. Last column: the "
         "standard deviation over test sets of the mean PSNR of one and the same candidate."
     )
-
-
-def _listed(values: set[int]) -> str:
-    return " or ".join(map(str, sorted(values))) or "no"
-
-
-def _origins(made: Sequence[Mapping[str, Any]]) -> str:
-    found = {(str(each["provenance"]["hardware"]), short_commit(str(each["provenance"]["commit"]))) for each in made}
-    return "; ".join(f"{hardware}, commit {commit}" for hardware, commit in sorted(found)) or "nothing yet"

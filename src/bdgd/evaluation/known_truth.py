@@ -19,16 +19,17 @@ from bdgd.checks import InputError
 from bdgd.classical import fbp, tv
 from bdgd.data import Scans, match
 from bdgd.evaluation.benchmark import FULL, Effort
+from bdgd.evaluation.measured_methods import MOST_ITERATIONS, TOLERANCE
 from bdgd.evaluation.methods import METHODS, find_method
 from bdgd.evaluation.strata import PosteriorLike
+from bdgd.evaluation.timing import synchronise
 from bdgd.metrics import coverage, psnr, ssim
 from bdgd.models import load
 from bdgd.operators import RayTransform
 
 #: Weights tried for TV on an image of range 1, from much too smooth to much too rough, each from the result of the one before; for other
-#: ranges in proportion. Short arcs converge slowly, so it ends where `bdgd measured` ends it.
+#: ranges in proportion.
 TV_WEIGHTS = (3e-3, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5)
-TOLERANCE, MOST_ITERATIONS = 3e-3, 2000
 LEVEL = 0.95
 
 Told = Callable[[int, float], None]  # images done, mean PSNR so far
@@ -97,8 +98,7 @@ def _score(make: Callable[[Tensor], Tensor | PosteriorLike], scans: Scans, recip
         start = time.perf_counter()
         made = make(scan.sinograms)
         image = made if isinstance(made, Tensor) else made.mean
-        if image.is_cuda:
-            torch.cuda.synchronize(image.device)
+        synchronise(image.device)
         seconds += time.perf_counter() - start
         _add_quality(found, image, scan)
         if not isinstance(made, Tensor):

@@ -14,14 +14,13 @@ import torch
 from torch import Tensor
 
 from bdgd.data import named_generator, simulate
-from bdgd.evaluation.benchmark import FULL, NOISE, Effort
+from bdgd.evaluation.benchmark import FULL, NOISE, Effort, images_at_once
 from bdgd.inference import Posterior, reconstruct_blocks
 from bdgd.metrics import psnr, ssim
 from bdgd.models import DeepGradientDescent, Reconstructor, load, pretrained
 from bdgd.operators import RayTransform
 
 T = TypeVar("T")
-_BATCH = {"cpu": 5, "cuda": 50}  # images between two words about progress
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +33,11 @@ class Look:
 
 @dataclass(eq=False)
 class Lab:
-    """Reconstructs with shipped models. folder: that of the tables' cells; say: is told now and then what goes on."""
+    """Reconstructs with shipped models.
+
+    folder: where the cells of the tables are kept. say: called now and then with what goes on. used: the provenance of every model
+    that was asked for; missing: the names of those that are not shipped.
+    """
 
     device: torch.device
     effort: Effort = FULL
@@ -83,7 +86,7 @@ class Lab:
 
     def look_after(self, model: Reconstructor, y: Tensor, blocks: Sequence[int], name: str = "") -> dict[int, Look]:
         """The reconstructions after some of the blocks, from the same draws; told as work on `name`, where it is given."""
-        size = _BATCH.get(self.device.type, 5)
+        size = images_at_once(self.device)
         parts: list[dict[int, Posterior]] = []
         for first in range(0, len(y), size):
             generator = named_generator("draws", self.seed)
@@ -97,6 +100,7 @@ class Lab:
 
 
 def last_block(model: Reconstructor) -> int:
+    """The number of blocks; a model without blocks counts as one."""
     return len(model.blocks) if isinstance(model, DeepGradientDescent) else 1
 
 

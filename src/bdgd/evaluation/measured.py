@@ -27,17 +27,17 @@ from bdgd.metrics import psnr, ssim
 from bdgd.operators import Geometry, RayTransform
 
 LEVEL = 0.95
-_PREDICTED = 5  # every so manieth left-out view is predicted
+_PREDICTED = 5  # of the left-out views, every fifth is predicted
 _DRAWS = 100  # fewest predictions from which quantiles are taken
-_OBJECT = 0.1  # line integrals above it have passed the disc
+_OBJECT = 0.1  # line integrals above it have passed through the disc
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
-    """Images (B, 1, N, N), one per scan, each to be turned by its one of `rotations` (radians) to lie as the object did.
+class Reconstructed:
+    """Images (B, 1, N, N), one per scan. Turned by its entry of `rotations` (radians), an image lies as the object did.
 
-    With their error bars where they have any: then all are turned by the same from the start of their arcs. correction: what was done
-    to the scans before, so that A applied to an image is what was measured, corrected.
+    posterior: the images with their error bars, where the method has any; their rotations differ only by where each arc starts.
+    correction: what was done to the scans before, so that A applied to an image is what was measured, corrected.
     """
 
     images: Tensor
@@ -69,7 +69,7 @@ class MeasuredScores:
 
 
 def score_measured(
-    found: Found, scans: Sequence[MeasuredScan], condition: Condition, truths: Tensor | None, seconds: float
+    found: Reconstructed, scans: Sequence[MeasuredScan], condition: Condition, truths: Tensor | None, seconds: float
 ) -> list[MeasuredScores]:
     """All scores of every image; truths (B, 1, N, N): the references, where they are wanted, as if their arcs started at 0 degrees."""
     scores = []
@@ -111,7 +111,9 @@ def acrylic_value(image: Tensor, segmentation: Tensor) -> float:
 
 
 @torch.no_grad()
-def predicted_views(found: Found, scans: Sequence[MeasuredScan], condition: Condition) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
+def predicted_views(
+    found: Reconstructed, scans: Sequence[MeasuredScan], condition: Condition
+) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
     """Per scan: lower and upper end of the predictive interval of some left-out views, what was measured there, the width from noise alone.
 
     Each (1, 1, V, D), in line integrals as they were measured: where the photons were counted, before any correction. A prediction is
@@ -136,7 +138,7 @@ def predicted_views(found: Found, scans: Sequence[MeasuredScan], condition: Cond
     return views
 
 
-def _predictions(found: Found, left: Scans, rotation: float, air: Tensor, sigma: Tensor) -> Tensor:
+def _predictions(found: Reconstructed, left: Scans, rotation: float, air: Tensor, sigma: Tensor) -> Tensor:
     """(P, B, 1, V, D) what the left-out views may read, one or more times per draw; rotation: of the images from the start of the arcs."""
     posterior, model = found.posterior, found.geometry
     assert posterior is not None and model is not None and left.geometry is not None

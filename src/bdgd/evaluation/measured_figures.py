@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bdgd.evaluation.challenge import Condition, MeasuredScan
 from bdgd.evaluation.figures import Panel, Scale, panels
-from bdgd.evaluation.measured import Found, acrylic_value
+from bdgd.evaluation.measured import Reconstructed, acrylic_value
 from bdgd.evaluation.measured_methods import MeasuredMethod
 from bdgd.evaluation.measured_tables import MISSING, chosen_setting, read_entries
 from bdgd.evaluation.segmentation import matthews, rotated, segmented
@@ -37,6 +37,7 @@ def measured_figure(
 def _row(
     folder: Path, scan: MeasuredScan, condition: Condition, method: Callable[[str], MeasuredMethod | None], with_models: bool
 ) -> list[Panel]:
+    """FBP, TV, with_models a model's mean and standard deviation, and where the segmentations of TV and the model are wrong."""
     fbp = _found(folder, "fbp", method("fbp"), scan, condition)
     tv = _found(folder, "tv", method("tv"), scan, condition)
     attenuation = Scale("attenuation (1/mm)", 0.0, 0.06)  # of acrylic: 0.035 in hardened scans, 0.05 in corrected ones
@@ -50,7 +51,7 @@ def _row(
     return row + errors
 
 
-def _found(folder: Path, name: str, method: MeasuredMethod | None, scan: MeasuredScan, condition: Condition) -> Found:
+def _found(folder: Path, name: str, method: MeasuredMethod | None, scan: MeasuredScan, condition: Condition) -> Reconstructed:
     """The image of the setting that the table takes for this scan; where there is no choice yet, the first."""
     assert method is not None
     entries = read_entries(folder, condition.name, name)
@@ -64,22 +65,24 @@ def _found(folder: Path, name: str, method: MeasuredMethod | None, scan: Measure
     return first
 
 
-def _model_panels(found: Found | None, scan: MeasuredScan, attenuation: Scale) -> list[Panel]:
+def _model_panels(found: Reconstructed | None, scan: MeasuredScan, attenuation: Scale) -> list[Panel]:
+    """Mean and standard deviation; two blank panels where there is no model."""
     if found is None or found.posterior is None:
         blank = torch.zeros(scan.segmentation.shape)
         return [Panel(blank, f"BDGD: {MISSING}", attenuation)] * 2
     std = rotated(found.posterior.std, found.rotations[0])[0, 0]
-    scale = Scale(
-        "standard deviation (1/mm)", 0.0, 0.3 * acrylic_value(rotated(found.images, found.rotations[0]), scan.segmentation), "magma"
-    )
+    acrylic = acrylic_value(rotated(found.images, found.rotations[0]), scan.segmentation)
+    scale = Scale("standard deviation (1/mm)", 0.0, 0.3 * acrylic, "magma")
     return [Panel(_seen(found), "BDGD mean", attenuation), Panel(std, "BDGD std", scale)]
 
 
-def _seen(found: Found) -> Tensor:
+def _seen(found: Reconstructed) -> Tensor:
+    """(N, N) the first image, turned to lie as the object did."""
     return rotated(found.images, found.rotations[0])[0, 0]
 
 
-def _errors(found: Found | None, scan: MeasuredScan, name: str) -> Panel:
+def _errors(found: Reconstructed | None, scan: MeasuredScan, name: str) -> Panel:
+    """1 where the segmentation has acrylic that the organisers' has not, -1 where it misses some."""
     if found is None:
         return Panel(torch.zeros(scan.segmentation.shape), f"{name}: {MISSING}", _ERRORS)
     estimate = segmented(found.images, found.rotations[0])

@@ -24,7 +24,7 @@ from bdgd.checks import InputError
 from bdgd.classical import fbp, tv
 from bdgd.data import Correction, Scans, match, named_generator
 from bdgd.evaluation.challenge import Condition, MeasuredScan
-from bdgd.evaluation.measured import Found, score_measured
+from bdgd.evaluation.measured import Reconstructed, score_measured
 from bdgd.evaluation.mismatch import CORRECTION
 from bdgd.inference import explain_rest, reconstruct_and_keep
 from bdgd.models import Reconstructor
@@ -40,10 +40,10 @@ REFERENCE_WEIGHT = 1e-5
 TOLERANCE, MOST_ITERATIONS = 3e-3, 2000
 
 #: A method on measured scans: scans and the condition in, one result for all of them per setting that it tries (the weights of TV) out.
-MeasuredMethod = Callable[[Sequence[MeasuredScan], Condition], Iterator[tuple[str, Found]]]
+MeasuredMethod = Callable[[Sequence[MeasuredScan], Condition], Iterator[tuple[str, Reconstructed]]]
 
 
-def measured_fbp(device: torch.device, scans: Sequence[MeasuredScan], condition: Condition) -> Iterator[tuple[str, Found]]:
+def measured_fbp(device: torch.device, scans: Sequence[MeasuredScan], condition: Condition) -> Iterator[tuple[str, Reconstructed]]:
     """Filtered back-projection with a Hann window on the ramp: measured scans are noisy.
 
     One by one, where the scan lies: over an arc its streaks reach into the corners, which a turned square does not have.
@@ -54,15 +54,15 @@ def measured_fbp(device: torch.device, scans: Sequence[MeasuredScan], condition:
         assert seen.geometry is not None
         A = RayTransform(seen.geometry, device, strategy="matrix-free")
         images.append(fbp(A, seen.sinograms.to(device), filter="hann"))
-    yield "hann", Found(torch.cat(images), (0.0,) * len(scans))
+    yield "hann", Reconstructed(torch.cat(images), (0.0,) * len(scans))
 
 
-def measured_tv(device: torch.device, scans: Sequence[MeasuredScan], condition: Condition) -> Iterator[tuple[str, Found]]:
+def measured_tv(device: torch.device, scans: Sequence[MeasuredScan], condition: Condition) -> Iterator[tuple[str, Reconstructed]]:
     """Total variation for every weight, from the largest down, each from the images before, with all arcs `upright`."""
     seen = condition.counted_from_start(scans, condition.used, at=condition.upright)
     rotations = tuple(condition.rotation(scan.name) - condition.upright for scan in scans)
     for weight, images in zip(TV_WEIGHTS, _tv_images(seen, TV_WEIGHTS, device), strict=True):
-        yield f"{weight:g}", Found(images, rotations)
+        yield f"{weight:g}", Reconstructed(images, rotations)
 
 
 def _tv_images(seen: Scans, weights: Sequence[float], device: torch.device) -> Iterator[Tensor]:
@@ -77,7 +77,7 @@ def _tv_images(seen: Scans, weights: Sequence[float], device: torch.device) -> I
 
 def measured_model(
     model: Reconstructor, draws: int, seed: int, scans: Sequence[MeasuredScan], condition: Condition, *, rest: bool = False
-) -> Iterator[tuple[str, Found]]:
+) -> Iterator[tuple[str, Reconstructed]]:
     """A trained model: the scans' views are matched to its geometry. The weights of a draw are the same for all scans.
 
     A model that carries a correction gets it, unless the scans have it already. A calibration for other numbers of draws is left out.
@@ -95,7 +95,7 @@ def measured_model(
     posterior = reconstruct_and_keep(model, y, draws, generator=generator)  # the left-out views are predicted from every draw
     posterior = explain_rest(model, y, posterior) if rest else posterior
     rotations = tuple(condition.rotation(scan.name) + seen.rotation for scan in scans)
-    yield f"{posterior.number} draws", Found(posterior.mean, rotations, posterior, geometry, seen.correction)
+    yield f"{posterior.number} draws", Reconstructed(posterior.mean, rotations, posterior, geometry, seen.correction)
 
 
 def require_same(carried: Correction, done: Correction) -> None:

@@ -6,19 +6,24 @@ of other groups: by MCC inside the disc for both MCC, by PSNR for PSNR and SSIM.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from bdgd.checks import InputError
-from bdgd.evaluation.challenge import ARCS, Condition
-from bdgd.storage import write_json
+from bdgd.evaluation.challenge import Condition, group_of
+from bdgd.evaluation.pages import markdown_table
+from bdgd.storage import read_kept, write_json
 
 Results = Mapping[str, Mapping[str, Any]]  # setting -> score -> value
 MISSING = "not trained yet"
+
+#: Which score chooses the setting that each score is taken from.
+_CHOSEN_BY = {
+    **dict.fromkeys(("mcc", "mcc_inside", "coverage", "width", "noise_width"), "mcc_inside"),
+    **dict.fromkeys(("psnr", "ssim"), "psnr"),
+}
 
 
 def label(method: str) -> str:
@@ -28,14 +33,11 @@ def label(method: str) -> str:
 
 def read_entries(folder: Path, condition: str, method: str) -> dict[str, dict[str, Any]]:
     """What is there of a condition and a method: {scan: {"results": ..., "provenance": ...}}."""
-    path = _file(folder, condition, method)
-    if not path.exists():
-        return {}
-    try:
-        scans = json.loads(path.read_text())["scans"]
-        return {name: {"results": entry["results"], "provenance": entry["provenance"]} for name, entry in scans.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{path} cannot be read as scores of measured scans ({error}); delete it to make it again") from None
+
+    def entries(kept: Any) -> dict[str, dict[str, Any]]:
+        return {name: {key: entry[key] for key in ("results", "provenance")} for name, entry in kept["scans"].items()}
+
+    return read_kept(_file(folder, condition, method), "scores of measured scans", entries, {})
 
 
 def write_entries(folder: Path, condition: str, method: str, entries: Mapping[str, dict[str, Any]]) -> None:
@@ -56,7 +58,7 @@ def chosen_setting(entries: Mapping[str, Mapping[str, Any]], scan: str, score: s
     settings = list(entries[scan]["results"])
     if len(settings) == 1:
         return settings[0]
-    others = [entry["results"] for name, entry in entries.items() if _group(name) != _group(scan)]
+    others = [entry["results"] for name, entry in entries.items() if group_of(name) != group_of(scan)]
     means = {}
     for setting in settings:
         values = [results[setting][score] for results in others if results.get(setting, {}).get(score) is not None]
@@ -77,15 +79,10 @@ def scores_of(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, f
     return table
 
 
-#: By which score the setting is chosen that a score is taken from.
-_CHOSEN_BY = {
-    **dict.fromkeys(("mcc", "mcc_inside", "coverage", "width", "noise_width"), "mcc_inside"),
-    **dict.fromkeys(("psnr", "ssim"), "psnr"),
-}
-
-
 @dataclass(frozen=True)
 class Row:
+    """A row of the table and the method that fills it; a learned one says so where its model is missing."""
+
     name: str
     method: str
     learned: bool = False
@@ -107,22 +104,17 @@ def measured_markdown(folder: Path, condition: Condition) -> str:
     own = ", ".join(condition.own)
     columns = ["", "scans", "MCC", "MCC inside", "lowest"] + ([f"inside: {own}"] if own else [])
     columns += ["PSNR (dB)", "SSIM", "95 % covers", "width", "of noise"]
-    lines = [
-        f"**{condition.title[0].upper()}{condition.title[1:]}**",
-        "",
-        f"| {' | '.join(columns)} |",
-        "|---|" + "---:|" * (len(columns) - 1),
-    ]
-    origins: set[str] = set()
+    cells, origins = list[list[str]](), set[str]()
     for row in rows(folder, condition):
         entries = read_entries(folder, condition.name, row.method)
         scores = scores_of(entries)
         origins |= {str(entry["provenance"].get("hardware")) for entry in entries.values()}
         if scores:
-            lines.append(f"| {row.name} | {len(scores)} | {' | '.join(_cells(scores, condition.own))} |")
+            cells.append([row.name, f"{len(scores)}", *_cells(scores, condition.own)])
         elif row.learned and not read_entries(folder, condition.name, f"{row.method}+linear"):  # the one row of a model that corrects
-            lines.append(f"| {row.name} | 0 | {MISSING} |" + " |" * (len(columns) - 3))
-    return "\n".join([*lines, "", f"*Measured on {'; '.join(sorted(origins)) or 'nothing yet'}.*"])
+            cells.append([row.name, "0", MISSING, *[""] * (len(columns) - 3)])
+    title = f"**{condition.title[0].upper()}{condition.title[1:]}**"
+    return "\n\n".join([title, markdown_table(columns, cells), f"*Measured on {'; '.join(sorted(origins)) or 'nothing yet'}.*"])
 
 
 def _cells(scores: Mapping[str, Mapping[str, float | None]], own: Sequence[str]) -> list[str]:
@@ -142,10 +134,6 @@ def _cells(scores: Mapping[str, Mapping[str, float | None]], own: Sequence[str])
 
 def _short(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}"  # noqa: RUF001 (an en dash for what is not there)
-
-
-def _group(scan: str) -> str:
-    return scan[:2] if scan in ARCS else "training"
 
 
 def _file(folder: Path, condition: str, method: str) -> Path:

@@ -5,7 +5,6 @@ A model that is trained on simulated scans meets these for the first time in a m
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,7 +18,9 @@ from bdgd.checks import InputError
 from bdgd.data import Correction, estimate_axis
 from bdgd.data.correction import air_level, hardened, outermost
 from bdgd.evaluation.challenge import MeasuredScan
+from bdgd.evaluation.pages import markdown_table
 from bdgd.operators import RayTransform
+from bdgd.storage import read_kept
 
 #: b for the challenge's tube (45 kV, 0.5 mm aluminium) and acrylic: the mean that `mismatch` finds on the training scans.
 HARDENING = 0.27
@@ -50,8 +51,8 @@ def photon_noise(y: Tensor) -> float:
 
 
 @dataclass(frozen=True)
-class Mismatch:
-    """Of one scan. Line integrals p have no unit; lengths are in millimetres.
+class MeasuredMismatch:
+    """How one scan departs from y = A x. Line integrals p have no unit; lengths are in millimetres.
 
     air: what the air reads. air_drift: its standard deviation from view to view. noise: standard deviation of a ray through air,
     times e^(p/2) elsewhere. axis: where the axis is seen, in detectors from the middle. attenuation: of a thin piece of acrylic, 1/mm.
@@ -78,7 +79,7 @@ class Mismatch:
         return asdict(self)
 
 
-def mismatch(scan: MeasuredScan, device: torch.device | str = "cpu") -> Mismatch:
+def mismatch(scan: MeasuredScan, device: torch.device | str = "cpu") -> MeasuredMismatch:
     """Measure all of it on one scan, with the path through acrylic from the organisers' segmentation."""
     y, geometry = scan.scans.sinograms, scan.scans.geometry
     assert geometry is not None
@@ -87,7 +88,7 @@ def mismatch(scan: MeasuredScan, device: torch.device | str = "cpu") -> Mismatch
     p = y[:, :, ::_VIEWS_BETWEEN].double() - offset
     long = path > _SHORTEST * path.max()
     attenuation, hardening = _hardening(path[long], p[long])
-    return Mismatch(
+    return MeasuredMismatch(
         name=scan.name,
         air=offset,
         air_drift=float(outermost(y).mean(-1).std()),
@@ -122,24 +123,18 @@ def _misfit(path: Tensor, p: Tensor, attenuation: float, hardening: float) -> fl
     return float((hardened(attenuation * path, hardening) - p).square().mean().sqrt() / p.max())
 
 
-def read_mismatch(path: Path) -> list[Mismatch]:
+def read_mismatch(path: Path) -> list[MeasuredMismatch]:
     """What was measured before and kept as JSON; empty where it was not."""
-    if not path.exists():
-        return []
-    try:
-        return [Mismatch(**entry) for entry in json.loads(path.read_text())]
-    except (OSError, ValueError, TypeError) as error:
-        raise InputError(f"{path} cannot be read as the mismatch of scans ({error}); delete it to make it again") from None
+    return read_kept(path, "the mismatch of scans", lambda kept: [MeasuredMismatch(**entry) for entry in kept], [])
 
 
-def mismatch_table(found: Sequence[Mismatch]) -> str:
+def mismatch_table(found: Sequence[MeasuredMismatch]) -> str:
     """The numbers as a Markdown table, a row per scan."""
     columns = ["scan", "air reads", "its drift", "noise in air", "photons", "axis (detectors)", "acrylic (1/mm)", "hardening b"]
     columns += ["misfit, b = 0", "misfit"]
-    lines = [f"| {' | '.join(columns)} |", "|---|" + "---:|" * (len(columns) - 1)]
-    for m in found:
-        lines.append(
-            f"| {m.name} | {m.air:+.4f} | {m.air_drift:.4f} | {m.noise:.4f} | {m.photons:,.0f} | {m.axis:+.3f}"
-            f" | {m.attenuation:.4f} | {m.hardening:.3f} | {m.misfit_straight:.2%} | {m.misfit:.2%} |"
-        )
-    return "\n".join(lines)
+    return markdown_table(columns, [_cells(each) for each in found])
+
+
+def _cells(m: MeasuredMismatch) -> list[str]:
+    scanner = [f"{m.air:+.4f}", f"{m.air_drift:.4f}", f"{m.noise:.4f}", f"{m.photons:,.0f}", f"{m.axis:+.3f}"]
+    return [m.name, *scanner, f"{m.attenuation:.4f}", f"{m.hardening:.3f}", f"{m.misfit_straight:.2%}", f"{m.misfit:.2%}"]

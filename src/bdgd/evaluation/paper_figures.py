@@ -90,7 +90,7 @@ def draw_fig4(lab: Lab) -> Drawn | None:
     random = {display_name(name) for name, model in models.items() if model.random}
     scale = variance_scale(looks[name].epistemic for name in random) if random else None
     window = Scale("value, window of the faint ellipse", 0.0, 4 * subject.contrast)
-    wrong = Scale("absolute error", 0.0, 4 * subject.contrast, "magma")
+    error_scale = Scale("absolute error", 0.0, 4 * subject.contrast, "magma")
     rows = [
         [Panel(truth[0, 0], "truth")],
         [Panel(truth[0, 0], "truth", window)],
@@ -105,7 +105,7 @@ def draw_fig4(lab: Lab) -> Drawn | None:
             numbers[name] |= edge_contrast(look, subject.edge, subject.flat)
             rows[2].append(variance_panel(look.epistemic, f"variance, edge / flat {numbers[name]['edge / flat']:.2g}", scale))
         else:
-            rows[2].append(Panel((look.mean - truth)[0, 0].abs(), "error", wrong))
+            rows[2].append(Panel((look.mean - truth)[0, 0].abs(), "error", error_scale))
     names = ("all values", f"values up to {window.high:.2g}", "error or variance")
     shows = "Figure 4: limited view [0°, 120°), an ellipse that almost blends into the background"
     return Drawn(panels(rows, names, lab.title(shows)), shows, numbers)
@@ -131,7 +131,7 @@ def _geometries(lab: Lab, shows: str, text: bool) -> Drawn | None:
     looks = {name: lab.look(model, lab.sinograms(model, truth)) for name, model in models.items()}
     scale = variance_scale(look.epistemic for look in looks.values())
     errors = {name: (look.mean - truth)[0, 0].abs() for name, look in looks.items()}
-    wrong = Scale("absolute error", 0.0, max(float(torch.quantile(error, 0.995)) for error in errors.values()) or 1.0, "magma")
+    error_scale = Scale("absolute error", 0.0, max(float(torch.quantile(error, 0.995)) for error in errors.values()) or 1.0, "magma")
     numbers: dict[str, Any] = {}
     rows: list[list[Panel | None]] = [
         [Panel(truth[0, 0], "truth")],
@@ -143,7 +143,7 @@ def _geometries(lab: Lab, shows: str, text: bool) -> Drawn | None:
         told = f"mean {spread(look):.1e}" if not text else "text / rest {text / rest:.2g}, AUROC {AUROC:.2f}".format(**numbers[name])
         rows[0].append(Panel(look.mean[0, 0], f"{_geometry_name(name)}\n{numbers[name]['psnr']:.1f} dB"))
         rows[1].append(variance_panel(look.epistemic, f"variance, {told}", scale))
-        rows[2].append(Panel(errors[name], "error", wrong))
+        rows[2].append(Panel(errors[name], "error", error_scale))
     return Drawn(panels(rows, ("mean", "epistemic variance", "error"), lab.title(shows)), shows, numbers)
 
 

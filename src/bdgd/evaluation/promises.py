@@ -15,7 +15,8 @@ from torch import Tensor
 
 from bdgd.checks import InputError
 from bdgd.data import Scans, ellipse_images, named_generator, noise_from_dict, simulate, with_text
-from bdgd.evaluation.speed.bars import MET, NOT_MET, Bar
+from bdgd.evaluation.requirements import MET, NOT_MET, Bar
+from bdgd.evaluation.strata import object_pixels
 from bdgd.evaluation.uncertainty import UncertaintyScores, score_uncertainty
 from bdgd.inference import Posterior, alarm, reconstruct
 from bdgd.inference.calibrating_regions import random_disc
@@ -27,14 +28,13 @@ from bdgd.models import Reconstructor
 #: it showed (92.1 % of discs anywhere covered at 90 %) changed on which discs regions are calibrated.
 FRESH = 2027
 DISCS = 5  # per image and kind of place
-OBJECT = 1e-6
 LETTERS = "ABCDEFGHKLMNPRSTUVXYZ0123456789"
 Report = Callable[[int, float], None]
 
 
 @dataclass(frozen=True)
 class Measured:
-    """All that the bars are about; shares and coverages between 0 and 1."""
+    """What was measured for the bars; shares and coverages lie between 0 and 1."""
 
     scores: UncertaintyScores
     nll: dict[str, float]  # of the predictive, nats per pixel, on "object" and "all" pixels
@@ -62,7 +62,7 @@ def measure_promises(model: Reconstructor, images: int = 1000, texts: int = 100,
 
 
 class _Watch:
-    """The posterior of each batch of scans in turn, from which it also gathers what belongs to predictives, regions and the alarm."""
+    """The posterior of each batch of scans in turn. Gathers what `score_uncertainty` does not: predictives, regions and alarms."""
 
     def __init__(self, model: Reconstructor, scans: Scans):
         assert model.calibration is not None
@@ -77,7 +77,7 @@ class _Watch:
         truth = self.scans.images[self.seen : self.seen + len(y)]
         self.seen += len(y)
         density = posterior.log_density(truth).double()
-        for kind, mask in (("object", truth > OBJECT), ("all", torch.ones_like(truth, dtype=torch.bool))):
+        for kind, mask in (("object", object_pixels(truth)), ("all", torch.ones_like(truth, dtype=torch.bool))):
             total, count = self.nll[kind]
             self.nll[kind] = (total - float(density[mask].sum()), count + int(mask.sum()))
         for place in self.covered:

@@ -1,14 +1,12 @@
-"""Pictures of how honest error bars are: reliability diagrams and the sparsification plot, one curve per method or kind of pixel.
-
-Made without pyplot, so that no window opens and no setting of the calling program is touched.
-"""
+"""Pictures of how honest error bars are: reliability diagrams and the sparsification plot, one curve per method or kind of pixel."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bdgd.checks import InputError
+from bdgd.evaluation.figures import GRAY, new_figure
 from bdgd.evaluation.strata import StratumScores
 
 if TYPE_CHECKING:
@@ -16,28 +14,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _INCHES = 3.6  # of one panel
-_GRAY = "0.55"
 _DECADES = 1e3  # shown of errors and predicted std
-
-
-def reliability_diagram(scores: Mapping[str, StratumScores]) -> Figure:
-    """How often intervals hold the truth against their level: on the diagonal where they say what they do, above it where too wide."""
-    return _one_panel(_draw_coverage, scores)
-
-
-def calibration_plot(scores: Mapping[str, StratumScores]) -> Figure:
-    """Root mean square error against predicted std, of pixels grouped by predicted std."""
-    return _one_panel(_draw_calibration, scores)
-
-
-def sparsification_plot(scores: Mapping[str, StratumScores]) -> Figure:
-    """RMSE of what remains when the most uncertain pixels are removed, dashed when the most wrong ones are, over the RMSE of all."""
-    return _one_panel(_draw_sparsification, scores)
 
 
 def uncertainty_figure(scores: Mapping[str, StratumScores], title: str = "") -> Figure:
     """Reliability diagram, calibration plot and sparsification plot side by side, one curve for each name."""
-    figure, axes = _panels(3, scores)
+    if not scores:
+        raise InputError("there is nothing to draw: give the scores of at least one kind of pixel, by name")
+    figure = new_figure(3 * _INCHES, _INCHES)
+    axes = figure.subplots(1, 3)
     for draw, place in zip((_draw_coverage, _draw_calibration, _draw_sparsification), axes, strict=True):
         draw(place, scores)
     axes[0].legend(fontsize=8, frameon=False, loc="lower right")
@@ -46,26 +31,9 @@ def uncertainty_figure(scores: Mapping[str, StratumScores], title: str = "") -> 
     return figure
 
 
-def _one_panel(draw: Any, scores: Mapping[str, StratumScores]) -> Figure:
-    figure, (place,) = _panels(1, scores)
-    draw(place, scores)
-    place.legend(fontsize=8, frameon=False)
-    return figure
-
-
-def _panels(number: int, scores: Mapping[str, StratumScores]) -> tuple[Figure, list[Axes]]:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    if not scores:
-        raise InputError("there is nothing to draw: give the scores of at least one kind of pixel, by name")
-    figure = Figure(figsize=(_INCHES * number, _INCHES), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure, list(figure.subplots(1, number, squeeze=False)[0])
-
-
 def _draw_coverage(place: Axes, scores: Mapping[str, StratumScores]) -> None:
-    place.plot([0, 100], [0, 100], color=_GRAY, linewidth=0.8, linestyle=":")
+    """How often intervals hold the truth against their level: on the diagonal where they say what they do, above it where too wide."""
+    place.plot([0, 100], [0, 100], color=GRAY, linewidth=0.8, linestyle=":")
     for name, stratum in scores.items():
         points = sorted((interval.level, interval.coverage) for interval in stratum.intervals)
         levels, covered = ([100 * value for value in values] for values in zip(*points, strict=True))
@@ -75,6 +43,7 @@ def _draw_coverage(place: Axes, scores: Mapping[str, StratumScores]) -> None:
 
 
 def _draw_calibration(place: Axes, scores: Mapping[str, StratumScores]) -> None:
+    """Root mean square error against predicted std, of pixels grouped by predicted std."""
     for name, stratum in scores.items():
         groups = stratum.reliability
         place.loglog(groups.predicted, groups.actual, marker="o", markersize=3.5, linewidth=1.2, label=name)
@@ -82,12 +51,13 @@ def _draw_calibration(place: Axes, scores: Mapping[str, StratumScores]) -> None:
     shown = [value for s in scores.values() for value in (*s.reliability.predicted, *s.reliability.actual) if value > 0]
     high = 1.4 * max(shown, default=1.0)
     low = max(0.7 * min(shown, default=1e-3), high / _DECADES)
-    place.plot([low, high], [low, high], color=_GRAY, linewidth=0.8, linestyle=":")
+    place.plot([low, high], [low, high], color=GRAY, linewidth=0.8, linestyle=":")
     place.set(xlim=(low, high), ylim=(low, high), aspect="equal")
     _label(place, "calibration", "predicted std", "root mean square error")
 
 
 def _draw_sparsification(place: Axes, scores: Mapping[str, StratumScores]) -> None:
+    """RMSE of what remains when the most uncertain pixels are removed, dashed when the most wrong ones are, over the RMSE of all."""
     for name, stratum in scores.items():
         curve, whole = stratum.sparsification, stratum.sparsification.by_std[0] or 1.0
         removed = [100 * part for part in curve.removed]

@@ -19,7 +19,7 @@ def rotated(images: Tensor, radians: float, size: int | None = None) -> Tensor:
     """Images (B, 1, N, N) turned about their middle, counter-clockwise with y upward, on `size` x `size` pixels of the same extent.
 
     Bilinear. What is turned in from beyond the image is 0, as air is; an image that is only enlarged keeps its border. Turning and
-    enlarging in one step interpolates once. Nothing to do is done exactly.
+    enlarging in one step interpolates once. An image that is neither turned nor resized is returned as it is.
     """
     if images.ndim != 4 or images.shape[1] != 1 or images.shape[2] != images.shape[3]:
         raise InputError(f"only square images (B, 1, N, N) can be turned, got {tuple(images.shape)}")

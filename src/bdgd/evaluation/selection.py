@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from bdgd.checks import InputError, require_count
-from bdgd.data import Scans, ellipse_images, named_generator, shepp_logan, simulate
-from bdgd.evaluation.benchmark import BATCH, Effort, noise_of
+from bdgd.data import Scans, ellipse_images, named_generator, shepp_logan
+from bdgd.evaluation.benchmark import Effort, images_at_once, noisy_scans, true_images
 from bdgd.evaluation.epistemic import POINT, Training
 from bdgd.evaluation.honesty import OURS
 from bdgd.inference import reconstruct_blocks
@@ -83,15 +83,14 @@ def pool_scans(A: RayTransform, images: int, seed: int = 0) -> Scans:
     """Scans of the first ellipse images of the test set, as many as wanted, and of Shepp-Logan."""
     size = A.domain_shape[1]
     x = torch.cat((ellipse_images("test", images, size), shepp_logan(size)))
-    return simulate(A, x, noise_of(A), generator=named_generator("test noise", seed)).to(A.device)
+    return noisy_scans(A, x, "test noise", seed)
 
 
 def quality_by_block(model: DeepGradientDescent, scans: Scans, draws: int, seed: int = 0) -> Tensor:
     """PSNR (K, B) in dB of the mean of the draws after every block, on the CPU."""
-    assert scans.images is not None
     blocks: Sequence[int] = range(1, len(model.blocks) + 1)
-    parts, step = [], BATCH.get(scans.sinograms.device.type, 5)
-    for y, truth in zip(scans.sinograms.split(step), scans.images.split(step), strict=True):
+    parts, step = [], images_at_once(scans.sinograms.device)
+    for y, truth in zip(scans.sinograms.split(step), true_images(scans).split(step), strict=True):
         found = reconstruct_blocks(model, y, blocks, draws, generator=named_generator("draws", seed))
         parts.append(torch.stack([psnr(found[block].mean, truth) for block in blocks]).cpu())
     return torch.cat(parts, 1)

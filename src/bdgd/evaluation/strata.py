@@ -44,12 +44,17 @@ class PosteriorLike(Protocol):
     def draws(self) -> Iterator[Tensor]: ...
 
 
+def object_pixels(truth: Tensor) -> Tensor:
+    """(B, 1, H, W) true where the truth is above 1e-6: the pixels of the object, all others are background."""
+    return truth > _SMALL
+
+
 def strata(truth: Tensor) -> dict[str, Tensor]:
     """Masks (B, 1, H, W) by name: "all", "object" (truth > 1e-6), "background" (the rest), "edges" (both sides of every step of the truth).
 
     An edge pixel is one whose value differs from that of at least one of its four neighbours.
     """
-    inside, edges = truth > _SMALL, torch.zeros_like(truth, dtype=torch.bool)
+    inside, edges = object_pixels(truth), torch.zeros_like(truth, dtype=torch.bool)
     for axis in (2, 3):
         step = truth.diff(dim=axis).abs() > _SMALL
         length = step.shape[axis]
@@ -60,7 +65,7 @@ def strata(truth: Tensor) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class StratumScores:
-    """The scores of one kind of pixel, pooled over all images; NLL in nats per pixel, RMSE, MAE, CRPS and widths in that of the image.
+    """The scores of one kind of pixel, pooled over all images; NLL in nats per pixel, RMSE, MAE, CRPS and widths in the image's unit.
 
     nll_constant: of the best Gaussian of one constant std, so nll_constant - nll is what knowing where the errors are is worth.
     constant_widths: of intervals of one constant width that cover as much as those of each level (not cut off at 0).

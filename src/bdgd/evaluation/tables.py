@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from bdgd.checks import InputError
-from bdgd.storage import replacing
+from bdgd.evaluation.pages import origins
+from bdgd.storage import read_kept, write_json
 
 #: PSNR on ellipses and on Shepp-Logan, as printed in the paper (Tables I and II).
 PAPER: dict[str, dict[str, tuple[float, float]]] = {
@@ -71,22 +70,14 @@ def rows(setting: str) -> list[Row]:
 
 def read_cell(folder: Path, setting: str, method: str) -> list[dict[str, Any]]:
     """The results of a cell, one per seed; empty where it has not been made."""
-    path = _cell(folder, setting, method)
-    if not path.exists():
-        return []
-    try:
-        results = json.loads(path.read_text())["seeds"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path} cannot be read as the cell of a table ({error}); delete it to make it again") from None
-    return list(results)
+    return read_kept(_cell(folder, setting, method), "the cell of a table", lambda kept: list(kept["seeds"]), [])
 
 
 def write_cell(folder: Path, setting: str, method: str, results: Sequence[dict[str, Any]]) -> None:
     """Keep the results of a cell, one entry per seed with its values, recipe and provenance."""
     path = _cell(folder, setting, method)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary:
-        temporary.write_text(json.dumps({"setting": setting, "method": method, "seeds": list(results)}, indent=1) + "\n")
+    write_json(path, {"setting": setting, "method": method, "seeds": list(results)})
 
 
 def markdown(folder: Path, setting: str, note: str = "") -> str:
@@ -101,7 +92,7 @@ def markdown(folder: Path, setting: str, note: str = "") -> str:
         "| | ellipses | paper | Shepp-Logan | paper | seeds |",
         "|---|---:|---:|---:|---:|---:|",
     ]
-    origins, left_out = set(), []
+    scored, left_out = list[dict[str, Any]](), list[str]()
     for row in rows(setting):
         cell = read_cell(folder, setting, row.method)
         if not cell and row.name != row.paper:
@@ -109,34 +100,9 @@ def markdown(folder: Path, setting: str, note: str = "") -> str:
             continue
         ours, theirs = [_value(cell, kind) for kind in _KINDS], [_papers(setting, row, kind) for kind in _KINDS]
         lines.append(f"| {row.name} | {ours[0]} | {theirs[0]} | {ours[1]} | {theirs[1]} | {_seeds(cell)} |")
-        origins |= {(result["provenance"]["hardware"], short_commit(str(result["provenance"]["commit"]))) for result in cell}
-    measured = "; ".join(f"{hardware}, commit {commit}" for hardware, commit in sorted(origins)) or "nothing yet"
+        scored += cell
     missing = [f"*Rows without a trained model are left out: {', '.join(left_out)}.*"] if left_out else []
-    return "\n".join([*lines, "", *missing, f"*Measured on {measured}.*"])
-
-
-def has_place(path: Path, marker: str) -> bool:
-    """Whether a page has a place of that name to be filled."""
-    return f"<!-- {marker} -->" in path.read_text()
-
-
-def require_place(path: Path, marker: str) -> None:
-    """Raise unless the page has such a place, which is better known before hours of work than after them."""
-    start, end = f"<!-- {marker} -->", f"<!-- /{marker} -->"
-    if not path.is_file():
-        raise InputError(f"there is no page {path}; make one with the lines {start} and {end}")
-    page = path.read_text()
-    if start not in page or end not in page:
-        raise InputError(f"{path} has no place for the table; add the lines {start} and {end}")
-
-
-def insert(path: Path, marker: str, text: str) -> None:
-    """Put the text between <!-- marker --> and <!-- /marker --> of a page."""
-    require_place(path, marker)
-    page, start, end = path.read_text(), f"<!-- {marker} -->", f"<!-- /{marker} -->"
-    before, after = page.split(start)[0], page.split(end, 1)[1]
-    with replacing(path) as temporary:
-        temporary.write_text(f"{before}{start}\n{text}\n{end}{after}")
+    return "\n".join([*lines, "", *missing, origins(scored)])
 
 
 def _value(cell: list[dict[str, Any]], kind: str) -> str:
@@ -160,11 +126,6 @@ def _seeds(cell: list[dict[str, Any]]) -> str:
     trained = [result.get("recipe", {}).get("trained") for result in cell]
     trainings = len({made.get("seed") for made in trained if made})
     return f"{len(cell)} ({trainings} trained)" if 0 < trainings < len(cell) else f"{len(cell)}"
-
-
-def short_commit(commit: str) -> str:
-    """Ten letters, and whether the tree was that of the commit."""
-    return commit[:10] + ("-modified" if commit.endswith("-modified") else "")
 
 
 def _cell(folder: Path, setting: str, method: str) -> Path:

@@ -6,7 +6,6 @@ Every third view goes in; the others make the reference and are to be predicted.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,10 +20,12 @@ from bdgd.classical import fbp, tv
 from bdgd.data import Scans, match, named_generator
 from bdgd.data.axis import offset_of_axis
 from bdgd.data.formats.contents import named_errors
+from bdgd.evaluation.known_truth import chosen_elsewhere
 from bdgd.inference import reconstruct
 from bdgd.metrics import psnr, ssim
 from bdgd.models import Reconstructor
 from bdgd.operators import Geometry, ParallelBeam, RayTransform
+from bdgd.storage import read_kept
 
 WEIGHTS = (1e-5, 3e-6, 1e-6, 3e-7)
 REFERENCE_WEIGHT = 1e-6
@@ -99,15 +100,11 @@ def evaluate_tooth(
 
 def read_tooth_scores(path: Path) -> list[ToothScores]:
     """What was scored before and kept as JSON; empty where it was not."""
-    if not path.exists():
-        return []
-    try:
-        return [ToothScores(**entry) for entry in json.loads(path.read_text())["scores"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path} cannot be read as scores of the tooth ({error}); delete it to make it again") from None
+    return read_kept(path, "scores of the tooth", lambda kept: [ToothScores(**entry) for entry in kept["scores"]], [])
 
 
 def tooth_table(scores: Sequence[ToothScores]) -> str:
+    """The scores as a Markdown table, a row per method and slice."""
     lines = ["| | slice | setting | PSNR (dB) | SSIM | left-out views missed by |", "|---|---:|---|---:|---:|---:|"]
     lines += [f"| {s.method} | {s.slice} | {s.setting} | {s.psnr:.2f} | {s.ssim:.3f} | {s.missed:.2%} |" for s in scores]
     return "\n".join(lines)
@@ -120,15 +117,14 @@ def _operator(scans: Scans, device: torch.device) -> RayTransform:
 
 def _chosen_tv(A: RayTransform, y: Tensor, truth: Tensor, ranges: Sequence[float]) -> tuple[Tensor, list[str]]:
     """TV of every slice with the weight that is best on the mean PSNR of the other slices."""
-    image, tried = fbp(A, y, filter="hann").clamp(min=0), {}
+    image, tried = fbp(A, y, filter="hann").clamp(min=0), []
     for weight in WEIGHTS:
-        image = tried[weight] = tv(A, y, weight, start=image)
-    quality = {w: [float(psnr(images[b : b + 1], truth[b : b + 1], most)) for b, most in enumerate(ranges)] for w, images in tried.items()}
-    best = []
-    for b in range(len(y)):
-        elsewhere = {weight: sum(values) - (values[b] if len(y) > 1 else 0.0) for weight, values in quality.items()}
-        best.append(max(elsewhere, key=elsewhere.__getitem__))
-    return torch.cat([tried[weight][b : b + 1] for b, weight in enumerate(best)]), [f"{weight:g}" for weight in best]
+        image = tv(A, y, weight, start=image)
+        tried.append(image)
+    scores = [[float(psnr(images[b : b + 1], truth[b : b + 1], most)) for b, most in enumerate(ranges)] for images in tried]
+    quality = torch.tensor(scores, dtype=torch.float64)  # (weights, slices)
+    best = chosen_elsewhere(quality) if len(y) > 1 else [int(quality.argmax())]  # a slice without others has to choose for itself
+    return torch.cat([tried[w][b : b + 1] for b, w in enumerate(best)]), [f"{WEIGHTS[w]:g}" for w in best]
 
 
 def _by_model(tooth: Tooth, model: Reconstructor, draws: int, seed: int) -> Tensor:

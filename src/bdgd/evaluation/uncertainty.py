@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bdgd.checks import InputError, require_count, require_finite
+from bdgd.checks import require_count, require_finite
 from bdgd.data import Scans, named_generator
-from bdgd.evaluation.benchmark import BATCH
+from bdgd.evaluation.benchmark import images_at_once, true_images
 from bdgd.evaluation.strata import PosteriorLike, Stratum, StratumScores, strata
 from bdgd.inference import reconstruct
 from bdgd.metrics import Detection, auroc, ause
@@ -77,17 +77,15 @@ def score_uncertainty(
     batch: images at a time, whose patch covariances are held at once; the result does not depend on it.
     `report(images, NLL of the object so far)` is called after every batch.
     """
-    if scans.images is None:
-        raise InputError("a score needs the true images, but these scans have none; simulate them, or read a file that holds them")
-    posterior_of = _posterior_function(source, draws, seed)
-    marked = None if abnormal is None else pixel_mask(abnormal, scans.images)
-    kinds = {name: Stratum(levels, patches, nll=nll, crps=crps, least_std=LEAST_STD) for name in strata(scans.images[:1])}
+    images, posterior_of = true_images(scans), _posterior_function(source, draws, seed)
+    marked = None if abnormal is None else pixel_mask(abnormal, images)
+    kinds = {name: Stratum(levels, patches, nll=nll, crps=crps, least_std=LEAST_STD) for name in strata(images[:1])}
     whole = _WholeImages()
-    step = require_count(batch or BATCH.get(scans.sinograms.device.type, 5), "batch")
+    step = require_count(batch or images_at_once(scans.sinograms.device), "batch")
     start = time.perf_counter()
     for first in range(0, len(scans), step):
         part = slice(first, first + step)
-        truth, posterior = scans.images[part], posterior_of(scans.sinograms[part])
+        truth, posterior = images[part], posterior_of(scans.sinograms[part])
         _add(kinds, posterior, truth, levels, patches)
         whole.add(posterior, truth, None if marked is None else marked[part])
         if report is not None:

@@ -1,6 +1,6 @@
 """How fast the inner loops are, each beside what others offer, measured in one run; how they grow; and what is asked of them."""
 
-from bdgd.evaluation.speed.bars import Bar, Parts, bars
+from bdgd.evaluation.speed.bars import Parts, bars
 from bdgd.evaluation.speed.growth import CPU, GPU, Sizes, growth_rows
 from bdgd.evaluation.speed.measuring import slope
 from bdgd.evaluation.speed.page import Table, markdown, tables
@@ -14,7 +14,6 @@ __all__ = [
     "CASES",
     "CPU",
     "GPU",
-    "Bar",
     "Parts",
     "Sizes",
     "Table",

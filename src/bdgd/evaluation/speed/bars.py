@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
+from bdgd.evaluation.requirements import MET, NOT_HERE, NOT_MET, Bar
 from bdgd.evaluation.speed.measuring import Row
 from bdgd.evaluation.speed.peers import ASTRA_CPU, ASTRA_GPU
 from bdgd.evaluation.tables import PAPER
 
-MET, NOT_MET, NOT_HERE = "met", "not met", "not measured here"
 Parts = dict[str, dict[str, Any]]
 #: Ends of the slope that counts as linear, and the slope below which memory counts as independent of the blocks.
 LINEAR, FLAT = (0.9, 1.1), 0.05
-
-
-@dataclass(frozen=True)
-class Bar:
-    """One requirement: what, how much is wanted, how much was measured, and the verdict with a word where it needs one."""
-
-    what: str
-    wanted: str
-    measured: str
-    verdict: str
 
 
 def bars(parts: Parts, on_gpu: bool) -> list[Bar]:

@@ -9,8 +9,9 @@ from functools import partial
 import torch
 
 from bdgd.data import GaussianNoise, Scans, random_ellipses, simulate
-from bdgd.evaluation.speed.measuring import Job, KeptForBackward, Row, once, peak_memory, slope
+from bdgd.evaluation.speed.measuring import KeptForBackward, Row, peak_memory, slope
 from bdgd.evaluation.speed.sampling import cascade
+from bdgd.evaluation.timing import Job, seconds_of
 from bdgd.inference import reconstruct
 from bdgd.keyed import keyed_generator
 from bdgd.models import DeepGradientDescent, LearnedPrimalDual
@@ -97,7 +98,7 @@ def _times(device: torch.device, what: str, against: str, values: Sequence[int],
         job()
     rounds: list[list[float]] = []
     while len(rounds) < LEAST or (len(rounds) < MOST and sum(map(sum, rounds)) < SECONDS):
-        rounds.append([once(job, device) for job in jobs])
+        rounds.append([seconds_of(job, device) for job in jobs])
     return _curve(what, against, "seconds", list(zip(values, map(min, zip(*rounds, strict=True)), strict=True)))
 
 

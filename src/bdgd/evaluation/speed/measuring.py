@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from statistics import fmean, median
 from typing import Any
@@ -13,28 +12,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bdgd.evaluation.timing import Job, seconds_of
+
 #: A first call that takes longer than this many seconds counts itself on a CPU: what it warms up is no matter then. On a GPU it
 #: may have compiled kernels for as long, so it never counts.
 LONG = 2.0
 
 Row = dict[str, Any]
-Job = Callable[[], Any]
-
-
-def synchronise(device: torch.device) -> None:
-    """Wait for all that a GPU was asked to do; other devices do it at once."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def timed(job: Job, device: torch.device, *, seconds: float = 0.3, most: int = 9) -> float:
     """The median time of a call in seconds, after one that does not count: as many calls as fit into `seconds`, `most` at most."""
-    first = once(job, device)
+    first = seconds_of(job, device)
     if first > LONG and device.type == "cpu":
         return first
     times: list[float] = []
     while not times or (len(times) < most and sum(times) < seconds):
-        times.append(once(job, device))
+        times.append(seconds_of(job, device))
     return median(times)
 
 
@@ -95,7 +89,7 @@ class KeptForBackward:
             self.bytes = max(self.bytes, self._now)
 
     def drop(self, place: int, size: int) -> None:
-        """One operation less does."""
+        """One operation fewer keeps it."""
         self._holders[place] -= 1
         if not self._holders[place]:
             del self._holders[place]
@@ -119,12 +113,3 @@ def slope(points: Sequence[tuple[float, float]]) -> float:
     logs = [(math.log(x), math.log(y)) for x, y in points]
     x_mean, y_mean = fmean(x for x, _ in logs), fmean(y for _, y in logs)
     return sum((x - x_mean) * (y - y_mean) for x, y in logs) / sum((x - x_mean) ** 2 for x, _ in logs)
-
-
-def once(job: Job, device: torch.device) -> float:
-    """Seconds of one call."""
-    synchronise(device)
-    start = time.perf_counter()
-    job()
-    synchronise(device)
-    return time.perf_counter() - start

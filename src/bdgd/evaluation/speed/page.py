@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bdgd.evaluation.pages import markdown_table
+from bdgd.evaluation.requirements import BAR_COLUMNS
 from bdgd.evaluation.speed.bars import Parts, bars, ratio
 from bdgd.evaluation.speed.measuring import Row
 from bdgd.evaluation.speed.peers import ASTRA_CPU, ASTRA_GPU
@@ -36,17 +38,16 @@ def tables(parts: Parts, on_gpu: bool) -> list[Table]:
         made.append(_growth(parts["growth"]["rows"]))
     if "quality" in parts:
         made.append(_quality(parts["quality"]))
-    found = [(bar.what, bar.wanted, bar.measured, bar.verdict) for bar in bars(parts, on_gpu)]
-    return [*made, Table("What is asked for", ("what", "wanted", "measured", "verdict"), found, left=4)]
+    return [*made, Table("What is asked for", BAR_COLUMNS, [bar.cells() for bar in bars(parts, on_gpu)], left=len(BAR_COLUMNS))]
 
 
 def markdown(found: Sequence[Table]) -> str:
     """The tables under their titles."""
-    lines: list[str] = []
+    parts: list[str] = []
     for table in found:
-        marks = ["---" if number < table.left else "---:" for number in range(len(table.columns))]
-        lines += [f"**{table.title}**", "", *("| " + " | ".join(row) + " |" for row in (table.columns, tuple(marks), *table.rows)), ""]
-    return "\n".join(lines).rstrip()
+        align = "l" * table.left + "r" * (len(table.columns) - table.left)
+        parts += [f"**{table.title}**", markdown_table(table.columns, table.rows, align)]
+    return "\n\n".join(parts)
 
 
 def _projector(rows: list[Row]) -> list[Table]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from bdgd.evaluation.figures import GRAY, new_figure
 from bdgd.evaluation.speed.bars import Parts, ratio
 from bdgd.evaluation.speed.peers import PEERS
 
@@ -12,16 +13,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _INCHES = 4.2  # of one panel
-_GRAY = "0.55"
 
 
 def speed_figure(parts: Parts, title: str = "") -> Figure:
     """Three panels: the projector against its peers, time against size, memory of training against the number of blocks."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(3 * _INCHES, _INCHES), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(3 * _INCHES, _INCHES)
     left, middle, right = figure.subplots(1, 3)
     _draw_ratios(left, parts.get("projector", {}).get("rows", []))
     rows = parts.get("growth", {}).get("rows", [])
@@ -47,7 +43,7 @@ def _draw_ratios(axes: Axes, rows: list[dict[str, Any]]) -> None:
     for place, (value, colour) in enumerate(zip(values, colours, strict=True)):
         axes.barh(place - 0.2, value[0] - 1, 0.38, left=1, color=colour)  # to the left where the peer is faster
         axes.barh(place + 0.2, value[1] - 1, 0.38, left=1, color=colour, alpha=0.5)
-    axes.axvline(1, color=_GRAY, lw=1)
+    axes.axvline(1, color=GRAY, lw=1)
     axes.set(yticks=range(len(labels)), xlabel="times faster (solid: forward, pale: adjoint)", title="Projector against its peers")
     axes.set_yticklabels(labels, fontsize=7)
     if values:
@@ -66,7 +62,7 @@ def _draw_growth(axes: Axes, rows: list[dict[str, Any]], what: str, size: str) -
         most = max(most, *x)
         name = row["what"] if row["measured"] == "bytes" else f"{row['what']}, {row['against']}"
         axes.plot(x, y, "o-", ms=4, lw=1.5, label=f"{name}: {row['slope']:.2f}")
-    axes.plot((1, most), (1, most), color=_GRAY, lw=1, ls="--", label="linear: 1")
+    axes.plot((1, most), (1, most), color=GRAY, lw=1, ls="--", label="linear: 1")
     axes.set(xscale="log", yscale="log", xlabel=size, ylabel=f"{what}, relative", title=f"Growth of {what}, with its slope")
     ticks = [tick for tick in (1, 2, 4, 8, 16) if tick <= 1.1 * most]
     for axis in (axes.xaxis, axes.yaxis):

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from bdgd.data import GaussianNoise, random_ellipses, simulate
-from bdgd.evaluation.speed.measuring import Job, Row, peak_memory, timed
+from bdgd.evaluation.speed.measuring import Row, peak_memory, timed
+from bdgd.evaluation.timing import Job
 from bdgd.keyed import keyed_generator
 from bdgd.models import DeepGradientDescent, GradientBlock
 from bdgd.operators import ParallelBeam, RayTransform

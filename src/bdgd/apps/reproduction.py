@@ -1,0 +1,45 @@
+"""What `bdgd reproduce` was asked for, which all that it makes shares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from bdgd.apps.console import Output
+from bdgd.evaluation import Effort
+from bdgd.evaluation.lab import Lab
+from bdgd.evaluation.pages import insert
+from bdgd.models import pretrained
+from bdgd.storage import write_text
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """Where to write and compute, with how much effort, how many seeds, and where trainings of one's own are."""
+
+    out: Output
+    folder: Path
+    device: torch.device
+    effort: Effort
+    seeds: int = 1
+    runs: Path = Path("runs")
+
+    def lab(self, what: str) -> Lab:
+        """A lab for one result, which tells of its progress."""
+        return Lab(self.device, self.effort, folder=self.folder, say=lambda text: self.out.note(f"{what}: {text}"))
+
+    def trained(self, model: str, seed: int) -> str | None:
+        """The model for a seed: one of one's own runs for that seed, else the shipped one; None where there is neither."""
+        own = self.runs / f"{model}-seed{seed}" / "model.safetensors"
+        if own.is_file():
+            return str(own)
+        return model if model in pretrained() else None
+
+    def publish(self, name: str, text: str, page: Path | None) -> None:
+        """Write NAME.md, put the text into its place of the page where one is given, and print it."""
+        write_text(self.folder / f"{name}.md", text + "\n")
+        if page is not None:
+            insert(page, name, text)
+        self.out.say(text)

@@ -1,0 +1,66 @@
+"""Markdown that commands write: tables, the places of a page that they fill, and the line that says where numbers come from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bdgd.checks import InputError
+from bdgd.storage import write_text
+
+_MARKS = {"l": "---", "r": "---:", "c": ":-:"}
+
+
+def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]], align: str = "") -> str:
+    """A table of these cells. align: a letter per column, l, r or c; text at the left of numbers, "lrr...", unless given."""
+    marks = [_MARKS[letter] for letter in align or "l" + "r" * (len(columns) - 1)]
+    return "\n".join([_line(columns), f"|{'|'.join(marks)}|", *map(_line, rows)])
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def has_place(path: Path, marker: str) -> bool:
+    """Whether a page has a place of that name to be filled."""
+    return _ends(marker)[0] in path.read_text(encoding="utf-8")
+
+
+def require_place(path: Path, marker: str) -> None:
+    """Raise unless the page has such a place, which is better known before hours of work than after them."""
+    start, end = _ends(marker)
+    if not path.is_file():
+        raise InputError(f"there is no page {path}; make one with the lines {start} and {end}")
+    page = path.read_text(encoding="utf-8")
+    if start not in page or end not in page:
+        raise InputError(f"{path} has no place for the table; add the lines {start} and {end}")
+
+
+def insert(path: Path, marker: str, text: str) -> None:
+    """Put the text between <!-- marker --> and <!-- /marker --> of a page."""
+    require_place(path, marker)
+    page, (start, end) = path.read_text(encoding="utf-8"), _ends(marker)
+    before, after = page.split(start)[0], page.split(end, 1)[1]
+    write_text(path, f"{before}{start}\n{text}\n{end}{after}")
+
+
+def _ends(marker: str) -> tuple[str, str]:
+    return f"<!-- {marker} -->", f"<!-- /{marker} -->"
+
+
+def origins(results: Iterable[Mapping[str, Any]]) -> str:
+    """The line below a table: the hardware and commit of every result in it, by the result's "provenance"."""
+    made = [result["provenance"] for result in results]
+    found = {(str(origin["hardware"]), short_commit(str(origin["commit"]))) for origin in made}
+    return f"*Measured on {'; '.join(f'{hardware}, commit {commit}' for hardware, commit in sorted(found)) or 'nothing yet'}.*"
+
+
+def short_commit(commit: str) -> str:
+    """Ten letters, and whether the tree was that of the commit."""
+    return commit[:10] + ("-modified" if commit.endswith("-modified") else "")
+
+
+def listed(numbers: Iterable[int]) -> str:
+    """Each number once: "10 or 100"."""
+    return " or ".join(map(str, sorted(set(numbers)))) or "no"
