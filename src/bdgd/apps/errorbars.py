@@ -41,7 +41,7 @@ def make_errorbars(job: Reproduction, page: Path | None = None) -> None:
     else:
         _measure(job, model, about, texts)
     if page is not None and has_place(page, "errorbars"):
-        insert(page, "errorbars", (job.folder / "errorbars.md").read_text().rstrip())
+        insert(page, "errorbars", (job.folder / "errorbars.md").read_text(encoding="utf-8").rstrip())
 
 
 def _is_there(folder: Path, about: dict[str, Any]) -> bool:
@@ -49,7 +49,7 @@ def _is_there(folder: Path, about: dict[str, Any]) -> bool:
     if not all((folder / f"errorbars.{kind}").is_file() for kind in ("json", "md", "png")):
         return False
     try:
-        made = json.loads((folder / "errorbars.json").read_text())["provenance"]
+        made = json.loads((folder / "errorbars.json").read_text(encoding="utf-8"))["provenance"]
     except (OSError, ValueError, KeyError, TypeError):
         return False
     return isinstance(made, dict) and about.items() <= made.items()
