@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from shelf import Shelf
 from typer.testing import CliRunner
 
-from bdgd.apps import cli
+from bdgd.apps import cli, reproduce
 from bdgd.apps.devices import compared
+from bdgd.apps.provenance import provenance
+from bdgd.evaluation import Effort
+from bdgd.evaluation.methods import training_of
+from bdgd.evaluation.tables import write_cell
+from bdgd.models import load
 
 
 def device(name: str, psnr: list[float], weights: str = "w") -> dict[str, Any]:
@@ -53,3 +60,18 @@ def test_a_page_without_a_place_is_said_before_any_work(command: tuple[str, ...]
         path.write_text(page)
     result = CliRunner().invoke(cli.app, [*command, "--page", str(path), *results, "--device", "cpu"])
     assert result.exit_code == 2 and ("no place" in result.output or "no page" in result.output), result.output
+
+
+def test_a_cell_of_the_table_from_the_same_cpu_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Shelf(tmp_path / "weights", monkeypatch).add("sparse30-mfvi", "sparse30-dgd")
+    monkeypatch.setattr(reproduce, "FULL", Effort(ellipses=2, draws=2, claim_images=1))
+    monkeypatch.chdir(tmp_path)
+    model = load("sparse30-mfvi")
+    recipe = {"draws": 2, "trained": training_of(model.provenance)}
+    entry = {"recipe": recipe, "psnr": [1.0, 2.0, 3.0], "seconds": 9.0, "provenance": provenance(0, "cpu")}
+    write_cell(Path("results"), "sparse30", "sparse30-mfvi", [entry])
+    result = CliRunner().invoke(cli.app, ["reproduce", "devices", "--device", "cpu"])
+    assert result.exit_code == 0 and "1.500 / 3.000" in result.output
+    (kept,) = Path("results/devices").glob("*.json")
+    models = json.loads(kept.read_text())["models"]
+    assert models["sparse30-mfvi"]["psnr"] == [1.0, 2.0, 3.0] and models["sparse30-dgd"]["psnr"] != [1.0, 2.0, 3.0]
