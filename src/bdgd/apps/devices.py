@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from bdgd.apps.options import make_folder
-from bdgd.apps.provenance import file_name, hardware, measured_on, provenance
+from bdgd.apps.provenance import file_name, hardware, provenance
 from bdgd.apps.reproduction import Reproduction
 from bdgd.data import named_generator
 from bdgd.evaluation import SETTINGS, table_scans
 from bdgd.evaluation.methods import training_of
-from bdgd.evaluation.pages import markdown_table, require_place
+from bdgd.evaluation.pages import markdown_table, origins, require_place
 from bdgd.evaluation.tables import read_cell
 from bdgd.inference import reconstruct
 from bdgd.metrics import psnr
@@ -99,9 +99,9 @@ def compared(devices: list[Results], note: str = "") -> str:
         cells = [device["models"].get(name) for device in devices]
         rows.append([name, *map(_means, cells), *_differences([cell for cell in cells if cell])])
     table = markdown_table(head, rows, align="l" + "r" * (len(head) - 2) + "l")
-    origins = [measured_on(cell["provenance"]) for device in devices for cell in device["models"].values()]
-    words = f"*PSNR in dB on the test ellipses / on Shepp-Logan, float32, the same scans and draws. {' '.join(origins)}*"
-    return "\n\n".join([*([f"**{note}**"] if note else []), table, words])
+    words = "*PSNR in dB on the test ellipses / on Shepp-Logan, float32, the same scans and draws (seed 0).*"
+    made = origins(cell for device in devices for cell in device["models"].values())
+    return "\n\n".join([*([f"**{note}**"] if note else []), table, f"{words}\n{made}"])
 
 
 def _means(cell: Results | None) -> str:
