@@ -37,11 +37,11 @@ def test_a_table_has_every_row_of_the_paper_and_says_what_is_missing(tmp_path: P
     assert list(table) == list(PAPER[setting])
     ours, (ellipses, head) = "21.00 ± 1.41 (21.000)", PAPER[setting]["FBP"]
     assert table["FBP"] == [ours, f"{ellipses:.2f}", ours, f"{head:.2f}", "2"]
-    assert all(table[name][0] == table[name][2] == "not trained yet" and table[name][4] == "0" for name in list(table)[2:])
+    assert all(table[name][0] == table[name][2] == "not measured yet" and table[name][4] == "0" for name in list(table)[2:])
     assert table["BDGD-MFVI"][1] == f"{PAPER[setting]['BDGD-MFVI'][0]:.2f} ± {PAPER_SPREAD[setting]['BDGD-MFVI'][0]:.2f}"
     left_out = [f"{setting}-{kind}-paper" for kind in ("lpd", "dgd", "mfvi", "mcdo")] + [f"{setting}-best"]
     assert text.splitlines()[-2:] == [
-        f"*Rows without a trained model are left out: {', '.join(left_out)}.*",
+        f"*Not measured yet, and left out: {', '.join(left_out)}.*",
         "*Measured on a machine, commit 0123456789.*",
     ]
 

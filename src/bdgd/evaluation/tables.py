@@ -101,13 +101,13 @@ def markdown(folder: Path, setting: str, note: str = "") -> str:
         ours, theirs = [_value(cell, kind) for kind in _KINDS], [_papers(setting, row, kind) for kind in _KINDS]
         lines.append(f"| {row.name} | {ours[0]} | {theirs[0]} | {ours[1]} | {theirs[1]} | {_seeds(cell)} |")
         scored += cell
-    missing = [f"*Rows without a trained model are left out: {', '.join(left_out)}.*"] if left_out else []
+    missing = [f"*Not measured yet, and left out: {', '.join(left_out)}.*"] if left_out else []
     return "\n".join([*lines, "", *missing, origins(scored)])
 
 
 def _value(cell: list[dict[str, Any]], kind: str) -> str:
     if not cell:
-        return "not trained yet"
+        return "not measured yet"
     psnr = [result[f"{kind}_psnr"] for result in cell]
     spread = f" ± {stdev(psnr):.2f}" if len(psnr) > 1 else ""
     return f"{fmean(psnr):.2f}{spread} ({fmean([result[f'{kind}_ssim'] for result in cell]):.3f})"
