@@ -34,7 +34,7 @@ def make_errorbars(job: Reproduction, page: Path | None = None) -> None:
             f"errorbars: {MODEL} is not calibrated yet; bdgd calibrate {MODEL} --head 2000 makes a file that is, for RUNS/{MODEL}-seed0"
         )
         return
-    images, texts = (20, 5) if job.effort.quick else (1000, 100)
+    images, texts = (12, 3) if job.effort.quick else (1000, 100)
     about = {"model": MODEL, "weights": model.fingerprint(), "images": images}
     if _is_there(job.folder, about):
         job.out.note(f"errorbars: {job.folder / 'errorbars.json'} is there, nothing to measure")

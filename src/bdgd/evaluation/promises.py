@@ -18,7 +18,7 @@ from bdgd.data import Scans, ellipse_images, named_generator, noise_from_dict, s
 from bdgd.evaluation.requirements import MET, NOT_MET, Bar
 from bdgd.evaluation.strata import object_pixels
 from bdgd.evaluation.uncertainty import UncertaintyScores, score_uncertainty
-from bdgd.inference import Posterior, alarm, reconstruct
+from bdgd.inference import Posterior, alarm, reconstruct, reconstruct_and_keep
 from bdgd.inference.calibrating_regions import random_disc
 from bdgd.inference.regions import regions_of
 from bdgd.metrics import auroc
@@ -73,7 +73,7 @@ class _Watch:
 
     def __call__(self, y: Tensor) -> Posterior:
         assert self.scans.images is not None
-        posterior = reconstruct(self.model, y, self.draws, generator=named_generator("draws", FRESH))
+        posterior = reconstruct_and_keep(self.model, y, self.draws, generator=named_generator("draws", FRESH))  # regions replay them
         truth = self.scans.images[self.seen : self.seen + len(y)]
         self.seen += len(y)
         density = posterior.log_density(truth).double()
