@@ -113,7 +113,7 @@ def test_on_a_gpu_captured_trainings_end_as_they_do_alone(tmp_path: Path) -> Non
 
 def test_steps_are_taken_at_the_same_time(tmp_path: Path) -> None:
     """Each of two trainings waits inside a stage until the other is there too."""
-    meet = threading.Barrier(2, timeout=60)
+    meet = threading.Barrier(2, timeout=180)
     met: list[str] = []
 
     def report(job: Job, record: dict[str, Any]) -> None:
@@ -137,7 +137,7 @@ def test_a_failing_training_does_not_stop_the_others(tmp_path: Path) -> None:
 
 
 def test_an_interrupt_stops_all_and_resume_ends_with_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    both_train = threading.Barrier(2, timeout=60)
+    both_train = threading.Barrier(2, timeout=180)
 
     def interrupted(workers: Any) -> None:
         both_train.wait()
@@ -164,7 +164,7 @@ def test_an_interrupt_stops_all_and_resume_ends_with_the_same_weights(tmp_path: 
 
 
 def test_whoever_is_alone_waits_for_a_step_and_no_step_is_taken_beside_it() -> None:
-    steps, alone_at, stop, started = [0, 0], list[tuple[int, ...]](), threading.Event(), threading.Barrier(3, timeout=60)
+    steps, alone_at, stop, started = [0, 0], list[tuple[int, ...]](), threading.Event(), threading.Barrier(3, timeout=180)
 
     def stepping(n: int) -> None:
         with turns.until(stop), turns.turn(), turns.meanwhile():
@@ -390,6 +390,6 @@ def test_control_c_stops_the_command(tiny_file: Path, tmp_path: Path) -> None:
     while not all(file.exists() for file in begun) and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=180)
     assert process.returncode == 130 and said.splitlines()[-1].startswith("bdgd: interrupted")
     assert not (tmp_path / "runs" / "tiny-seed2").exists()
