@@ -32,8 +32,8 @@ from bdgd.operators import Geometry, RayTransform
 from bdgd.storage import replacing
 
 LINEAR, REST = "+linear", "+rest"
-#: TV weights that are tried; acrylic is about 0.035 / mm, so these are 3e-5 to 3e-3 for values up to 1.
-TV_WEIGHTS = (1e-4, 3e-5, 1e-5, 3e-6, 1e-6)
+#: TV weights that are tried; acrylic is about 0.035 / mm, so these are 3e-5 to 3e-2 for values up to 1.
+TV_WEIGHTS = (1e-3, 3e-4, 1e-4, 3e-5, 1e-5, 3e-6, 1e-6)
 #: Of the reference: from the 180 odd views of tc it misses the even ones by 0.0110, with 3e-6 by 0.0111 and with 1e-6 by 0.0118.
 REFERENCE_WEIGHT = 1e-5
 #: Arcs converge slowly: from FBP, MCC inside of 07a over 30 degrees is 0.151, 0.184, 0.186 after 300, 600, 2400 iterations.
