@@ -13,9 +13,22 @@ from torch import Tensor
 from bdgd.data import Ellipses, Scans, ellipse_sinogram, rasterise
 from bdgd.evaluation.challenge import MeasuredScan, scanner
 from bdgd.evaluation.mismatch import HARDENING
+from bdgd.operators import FanBeam
 
 ACRYLIC = 0.05  # 1/mm
 HOLES = [(6.0, 3.0, 12.0, 8.0, 0.5), (4.0, 8.0, -15.0, 4.0, 0.2), (5.0, 5.0, 2.0, -17.0, 0.0)]  # half-axes, centre (mm), rotation
+
+#: The scanner of the challenge with wide detectors and pixels, one view in four degrees; and a material that it might see.
+COARSE_FAN = FanBeam(
+    image_size=64,
+    angles=np.deg2rad(np.arange(0, 360, 4)),
+    detectors=140,
+    detector_spacing=0.8,
+    pixel_size=1.18656,
+    source_to_axis=410.66,
+    source_to_detector=553.74,
+)
+MATERIAL = 0.035  # per mm
 
 
 def disc_with_holes(value: float = ACRYLIC) -> Ellipses:

@@ -11,13 +11,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from toys import MODES, RANDOM_CASES, no_update_undone, quick_model, some_sinograms, stated_moments
+from toys import MODES, RANDOM_CASES, no_update_undone, quick_model, seeded, some_sinograms, stated_moments
 
 from bdgd.inference import Region, reconstruct
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from toys import small_model
+from toys import seeded, small_model
 from typer.testing import CliRunner
 
 from bdgd.apps import cli
@@ -61,10 +61,6 @@ value_scale = 0.2
 epochs = 1
 batch = 3
 """
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 # --- the closed form -------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import tifffile
 import torch
 from PIL import Image
 from torch import Tensor
+from toys import seeded
 
 from bdgd.checks import InputError
 from bdgd.data import discs_with_holes, ellipse_images, folder_images, phantom_images
@@ -22,10 +23,6 @@ from bdgd.data.shapes import SHARES, TABLE, radii
 from bdgd.operators import FanBeam, ParallelBeam
 
 FAN = FanBeam(image_size=32, angles=[0.0, 1.0], detectors=20, detector_spacing=2.0, source_to_axis=100.0, source_to_detector=150.0)
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.distributions import Independent, MultivariateNormal, Normal, kl_divergence
-from toys import KINDS, RANDOM_KINDS, fill, stated_moments
+from toys import KINDS, RANDOM_KINDS, fill, seeded, stated_moments
 
 from bdgd.checks import InputError
 from bdgd.models import LAST_LAYERS
@@ -22,10 +22,6 @@ FAR = 4.5  # standard errors: a few hundred right values stay below, a variance 
 
 def layer_of(kind: str, features: int = C) -> PointLayer:
     return fill(make_last_layer(kind, features))
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def some_features(batch: int = 1, size: tuple[int, int] = (4, 5)) -> Tensor:

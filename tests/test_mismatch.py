@@ -6,16 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from toys import seeded
 
 from bdgd.checks import InputError
 from bdgd.data import GaussianNoise, Mismatch, disc, mismatch_from_dict, simulate
 from bdgd.operators import ParallelBeam, RayTransform
 
 A = RayTransform(ParallelBeam.sparse(image_size=24, views=6))
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 @pytest.fixture

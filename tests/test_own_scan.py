@@ -11,6 +11,8 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from discs import COARSE_FAN as FAN
+from discs import MATERIAL
 from typer.testing import CliRunner
 
 from bdgd.apps import cli, forecast
@@ -37,19 +39,9 @@ from bdgd.data import (
 from bdgd.data.correction import hardened
 from bdgd.evaluation.mismatch import CORRECTION, HARDENING
 from bdgd.models import DeepGradientDescent, LearnedPrimalDual, load
-from bdgd.operators import FanBeam, ParallelBeam, RayTransform
+from bdgd.operators import ParallelBeam, RayTransform
 
 CPU = torch.device("cpu")
-MATERIAL = 0.035  # per mm
-FAN = FanBeam(
-    image_size=64,
-    angles=np.deg2rad(np.arange(0, 360, 4)),
-    detectors=140,
-    detector_spacing=0.8,
-    pixel_size=1.18656,
-    source_to_axis=410.66,
-    source_to_detector=553.74,
-)
 TINY = """
 seed = 1
 [geometry]

@@ -8,6 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from discs import COARSE_FAN as FAN
+from discs import MATERIAL
 
 from bdgd.apps.own_scan import gradient_scale, noise_on, scanner_errors, value_scale
 from bdgd.apps.scanner import training_geometry
@@ -23,23 +25,9 @@ from bdgd.data import (
     estimate_noise,
     random_ellipses,
 )
-from bdgd.operators import FanBeam, ParallelBeam, RayTransform
+from bdgd.operators import ParallelBeam, RayTransform
 
 CPU = torch.device("cpu")
-
-
-MATERIAL = 0.035  # per mm
-
-
-FAN = FanBeam(
-    image_size=64,
-    angles=np.deg2rad(np.arange(0, 360, 4)),
-    detectors=140,
-    detector_spacing=0.8,
-    pixel_size=1.18656,
-    source_to_axis=410.66,
-    source_to_detector=553.74,
-)
 
 
 def generator(seed: int = 0) -> torch.Generator:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from toys import KINDS, dense, small_transform
+from toys import KINDS, dense, seeded, small_transform
 
 from bdgd.checks import InputError
 from bdgd.classical import fbp
@@ -56,10 +56,6 @@ def state_of(module: nn.Module) -> State:
 
 def same(one: State, other: State) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name].nan_to_num(7), other[name].nan_to_num(7)) for name in one)
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 # --- greedy training -----------------------------------------------------------------------------------------------

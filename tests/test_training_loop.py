@@ -16,11 +16,6 @@ from bdgd.training.loop import WARM_UP, Trainer
 from bdgd.training.objective import Objective
 from bdgd.training.steps import plain_step
 
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
 # --- the loop ------------------------------------------------------------------------------------------------------
 
 

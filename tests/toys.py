@@ -23,6 +23,10 @@ RANDOM_CASES = [(kind, mode) for kind in RANDOM_KINDS for mode in MODES]
 MODELS = [*KINDS, "primal_dual"]
 
 
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
 class DenseOperator:
     """The least that a model may ask of an operator: two shapes, A(x), A.T(y). No device, no dtype, no geometry, no algebra."""
 
