@@ -47,12 +47,15 @@ def version_of(package: str) -> str | None:
 
 
 def commit() -> str | None:
-    """The commit of the source, with "-modified" if files differ from it; None where the source is not a git checkout of its own."""
+    """The commit of the source, with "-modified" if code differs from it; None where the source is not a git checkout of its own.
+
+    Shipped weights are no code: results name the models they come from, each with the commit that trained it.
+    """
     here = Path(__file__).resolve()
     # A package installed below somebody else's checkout is not part of it: git must know this very file.
     if _git(here.parent, "ls-files", "--error-unmatch", here.name) is None or (revision := _git(here.parent, "rev-parse", "HEAD")) is None:
         return None
-    return revision + ("-modified" if _git(here.parents[1], "status", "--porcelain", "--", ".") else "")
+    return revision + ("-modified" if _git(here.parents[1], "status", "--porcelain", "--", ".", ":(exclude)models/weights") else "")
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

@@ -48,7 +48,8 @@ Hardening = Annotated[
 ]
 Images = Annotated[int | None, typer.Option("--images", min=1, help="Training images instead of the preset's.")]
 Seeds = Annotated[
-    str | None, typer.Option("--seeds", metavar="N|LIST", help="One training per seed: 5 for seeds 0 to 4, or a list such as 0,3,7.")
+    str | None,
+    typer.Option("--seeds", metavar="N|LIST", help="One training per seed: 5 for seeds 0 to 4, or a list such as 0,3,7 (of one: 4,)."),
 ]
 AtOnce = Annotated[
     int | None,
