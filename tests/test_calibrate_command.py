@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import h5py
 import pytest
 import torch
+from commands import bdgd
 from toys import small_model
-from typer.testing import CliRunner
 
-from bdgd.apps import cli
 from bdgd.apps.calibrate import scans_like_training
 from bdgd.apps.presets import parse_preset
 from bdgd.apps.training import make_model
 from bdgd.data import GaussianNoise, random_ellipses, simulate, write_scans
 from bdgd.models import load, save
 from bdgd.operators import RayTransform
-
-
-def bdgd(*arguments: object) -> Any:
-    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments], prog_name="bdgd")
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from commands import bdgd
 from toys import dense, small_model, small_transform
-from typer.testing import CliRunner
 
-from bdgd.apps import cli
 from bdgd.checks import InputError
 from bdgd.data import GaussianNoise, PoissonNoise, Scans, match, random_ellipses, simulate
 from bdgd.data.slices import WATER, read_slices
@@ -261,10 +260,6 @@ def test_the_shared_slices_are_twelve_patients_in_about_0_to_1(shared_data: Path
 
 
 # The command
-
-
-def bdgd(*arguments: object) -> Any:
-    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments], prog_name="bdgd")
 
 
 def test_stress_writes_numbers_table_and_picture(calibrated: Reconstructor, tmp_path: Path) -> None:

@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from commands import bdgd
 from discs import ACRYLIC, coarse, disc_image, measured_disc, write_compact
 from torch import Tensor
-from typer.testing import CliRunner
 
-from bdgd.apps import cli
 from bdgd.apps import measured as command
 from bdgd.apps.console import Output
 from bdgd.checks import InputError
@@ -310,10 +309,6 @@ def test_the_tooth_on_its_axis(tmp_path: Path, generator: torch.Generator, monke
 
 
 # --- the command -----------------------------------------------------------------------------------------------------------
-
-
-def bdgd(*arguments: object) -> Any:
-    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments], prog_name="bdgd")
 
 
 def test_the_command_scores_a_method_and_a_model_and_goes_on_where_it_was(tmp_path: Path, generator: torch.Generator) -> None:

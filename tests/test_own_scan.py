@@ -11,11 +11,11 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from commands import bdgd
 from discs import COARSE_FAN as FAN
 from discs import MATERIAL
-from typer.testing import CliRunner
 
-from bdgd.apps import cli, forecast
+from bdgd.apps import forecast
 from bdgd.apps.forecast import Pace, in_words, memory_needed, rehearse, require_memory
 from bdgd.apps.own_scan import Wishes, fitted_preset, gradient_scale, preset_text, scanner_errors, value_scale
 from bdgd.apps.presets import Preset, parse_preset, preset_names, read_preset
@@ -64,10 +64,6 @@ batch = 8
 
 def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
-
-
-def bdgd(*arguments: object) -> Any:
-    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments], prog_name="bdgd")
 
 
 @pytest.fixture(scope="module")

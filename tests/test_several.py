@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_cli import SOURCE, assert_one_sentence, bdgd
+from commands import assert_one_sentence, bdgd, environment
 
 from bdgd.apps import forecast, several
 from bdgd.apps.console import Output
@@ -368,23 +368,9 @@ def test_memory_for_all_at_once_is_asked_for_before_the_work(tiny_file: Path, tm
 @pytest.mark.skipif(os.name == "nt", reason="signals as on Unix")
 def test_control_c_stops_the_command(tiny_file: Path, tmp_path: Path) -> None:
     tiny_file.write_text(TINY.replace("epochs = 2", "epochs = 100000"))
-    path = os.pathsep.join(filter(None, [str(SOURCE), os.environ.get("PYTHONPATH")]))
-    command = [
-        sys.executable,
-        "-m",
-        "bdgd",
-        "train",
-        tiny_file,
-        "-o",
-        tmp_path / "runs",
-        "--seeds",
-        "3",
-        "--at-once",
-        "2",
-        "--device",
-        "cpu",
-    ]
-    process = subprocess.Popen(list(map(str, command)), stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path})
+    options = ("--seeds", 3, "--at-once", 2, "--device", "cpu")
+    command = [sys.executable, "-m", "bdgd", "train", tiny_file, "-o", tmp_path / "runs", *options]
+    process = subprocess.Popen(list(map(str, command)), stderr=subprocess.PIPE, text=True, env=environment())
     begun = [tmp_path / "runs" / f"tiny-seed{seed}" / "progress.safetensors" for seed in (0, 1)]
     deadline = time.monotonic() + 60
     while not all(file.exists() for file in begun) and time.monotonic() < deadline:

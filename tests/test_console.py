@@ -1,0 +1,71 @@
+"""What the commands share: progress bars, tables, ticks, and the provenance of what they write."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from bdgd.apps import console, provenance
+from bdgd.apps.console import Output
+
+
+def test_progress_is_a_bar_on_a_terminal_plain_lines_elsewhere_and_nothing_when_quiet(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(console, "_SECONDS_BETWEEN_LINES", 0.0)
+    for quiet in (False, True):
+        with Output(quiet).waiting("choosing [a weight]"):
+            pass
+        with Output(quiet).progress("TV", 4) as step:
+            step(1, figure="38.4 dB")
+            step(3, figure="38.5 dB")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines.pop(0) == "choosing [a weight]"
+    assert [re.sub(r"\d+ s", "n s", line) for line in lines] == ["TV: 1/4, n s left, 38.4 dB", "TV: 4/4, n s, 38.5 dB"]
+
+    out, screen = Output(), io.StringIO()
+    out._progress = Console(file=screen, force_terminal=True, width=100)
+    with out.waiting("choosing [a weight]"):
+        pass
+    assert "choosing [a weight]" in screen.getvalue()
+    with out.progress("TV", 4) as step:
+        step(1, figure="38.4 dB")
+    assert "1/4" in screen.getvalue() and "38.4 dB" in screen.getvalue() and "━" in screen.getvalue()
+
+
+def test_tables_are_boxes_on_a_terminal_and_plain_lines_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
+    out, screen = Output(), io.StringIO()
+    out.table(("name", "dB"), [("[tv]", "9.5"), ("fbp", "10.25")], "title", right=("dB",))
+    assert capsys.readouterr().out == "title\nname     dB\n[tv]    9.5\nfbp   10.25\n"
+    out._results = Console(file=screen, force_terminal=True, width=100)
+    out.table(("name", "dB"), [("[tv]", "9.5")], "title")
+    assert "[tv]" in screen.getvalue() and "─" in screen.getvalue()
+
+
+@pytest.mark.parametrize(("encoding", "marks"), [("utf-8", ["✓", "✗"]), ("ascii", ["ok", "NO"])])
+def test_an_output_without_ticks_gets_words(encoding: str, marks: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    monkeypatch.setattr(sys, "stdout", screen)
+    out = Output()
+    assert [out.mark(good) for good in (True, False)] == marks
+    out.say("128² pixels")  # is shown as well as it can be
+    screen.flush()
+    assert screen.buffer.getvalue().startswith(b"128")  # type: ignore[attr-defined]
+
+
+def test_provenance_is_plain_data_and_knows_a_foreign_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found = provenance.provenance(5, "cpu")
+    assert json.loads(json.dumps(found)) == found and found["seed"] == 5
+    answers = {"ls-files": "provenance.py", "rev-parse": "abc", "status": " M cli.py"}
+    monkeypatch.setattr(provenance, "_git", lambda folder, command, *rest: answers[command])
+    assert provenance.commit() == "abc-modified"
+    answers |= {"status": ""}
+    assert provenance.commit() == "abc"
+    answers |= {"ls-files": None}  # git does not know this file: the checkout around it is somebody else's
+    assert provenance.commit() is None

@@ -1,0 +1,45 @@
+"""`bdgd demo`: what it writes, the paper's FBP value among it, and that its seed alone decides."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from commands import bdgd
+
+from bdgd.apps import demo as demo_command
+
+
+def test_the_demo_says_how_to_reach_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    monkeypatch.setattr("sys.prefix", str(tmp_path / ".venv"))
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.chdir(tmp_path)
+    assert demo_command._activation() == []  # no environment that could be entered
+    (tmp_path / ".venv/bin/activate").touch()
+    assert [line for line, _ in demo_command._activation()] == ["source .venv/bin/activate"]
+
+
+def test_demo_writes_what_it_says(tmp_path: Path) -> None:
+    result = bdgd("demo", "-o", tmp_path / "new" / "demo", "--device", "cpu", "--draws", 3)
+    assert result.exit_code == 0, result.output
+    folder = tmp_path / "new" / "demo"
+    assert sorted(path.name for path in folder.iterdir()) == ["demo.json", "demo.png", "report.html"]
+    assert str(folder / "demo.png") in result.output and "Try next" in result.output
+    assert (folder / "demo.png").read_bytes().startswith(b"\x89PNG")
+    written = json.loads((folder / "demo.json").read_text())
+    assert written["provenance"]["seed"] == 0 and written["provenance"]["torch"] == torch.__version__
+    quality = {(row["phantom"], row["method"]): row["psnr"] for row in written["results"]}
+    assert quality["Shepp-Logan", "FBP"] == pytest.approx(18.5, abs=0.3)  # the paper: 18.47
+    assert quality["Shepp-Logan", "TV"] > 36 and quality["ellipses", "TV"] > quality["ellipses", "FBP"] + 5
+
+
+def test_demo_depends_on_its_seed_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo_command, "tv", lambda A, y, **_: demo_command.fbp(A, y, filter="hann"))
+    results = []
+    for folder, seed in (("a", 1), ("b", 1), ("c", 2)):
+        assert bdgd("demo", "-o", tmp_path / folder, "--device", "cpu", "--draws", 2, "--seed", seed).exit_code == 0
+        results.append(json.loads((tmp_path / folder / "demo.json").read_text())["results"])
+    assert results[0] == results[1] != results[2]
