@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import settings
+from toys import no_update_undone
 
 # One thread per process: tests run side by side, and the bits of a sum depend on how many threads share it.
 torch.set_num_threads(1)
@@ -30,6 +32,13 @@ def generator() -> torch.Generator:
 def device(request: pytest.FixtureRequest) -> torch.device:
     """Each device of this machine in turn: the CPU, and CUDA where there is one."""
     return torch.device(request.param)
+
+
+@pytest.fixture
+def all_updates_count() -> Iterator[None]:
+    """Untrained blocks run as they are, without the guard that would undo most of their updates."""
+    with no_update_undone():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -29,12 +29,20 @@ def test_streamed_sparsification_agrees_with_the_exact_one(seed: int) -> None:
         assert rmse == pytest.approx(float(errors[: round(len(errors) * (1 - removed))].square().mean().sqrt()), rel=1e-3)
 
 
-def test_sparsification_without_an_order_stays_where_it_is() -> None:
+def test_equal_error_bars_give_no_order_so_the_error_stays_where_it_is() -> None:
     mean, std, truth = heavy_case()
     found = streamed(Sparsification(), (mean, torch.ones_like(std), truth)).result()
-    assert found.by_std == pytest.approx([found.by_std[0]] * 19)
-    perfect = streamed(Sparsification(), (mean, (truth - mean).abs(), truth)).result()
-    assert perfect.ause == pytest.approx(0, abs=1e-9)
+    rmse = float((truth - mean).double().square().mean().sqrt())
+    assert found.by_std == pytest.approx([rmse] * 19, rel=1e-6)
+
+
+def test_the_perfect_order_has_no_area_above_it() -> None:
+    mean, _, truth = heavy_case()
+    assert streamed(Sparsification(), (mean, (truth - mean).abs(), truth)).result().ause == pytest.approx(0, abs=1e-9)
+
+
+def test_a_reconstruction_without_errors_has_none_to_order() -> None:
+    mean, std, _ = heavy_case()
     assert streamed(Sparsification(), (mean, std, mean)).result().ause == 0
 
 

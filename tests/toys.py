@@ -1,15 +1,16 @@
-"""What the tests of models and inference share: a bare operator, the moments that a last layer states, and a small model."""
+"""What the tests of models and inference share: a bare operator, the moments that a last layer states, a small model and its draws."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 import torch
 from torch import Tensor
 
+from bdgd.inference import Moments, Posterior
 from bdgd.models import LAST_LAYERS, DeepGradientDescent, LearnedPrimalDual, Reconstructor, cascade
 from bdgd.models.last_layers import PointLayer
 from bdgd.operators import ParallelBeam, RayTransform
@@ -21,6 +22,8 @@ MODES = ["weights", "pixels"]
 RANDOM_CASES = [(kind, mode) for kind in RANDOM_KINDS for mode in MODES]
 #: every model there is, by the name that `small_model` takes
 MODELS = [*KINDS, "primal_dual"]
+#: those without randomness, which are run once
+ONE_DRAW = [name for name in MODELS if name not in RANDOM_KINDS]
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -117,3 +120,16 @@ def quick_model(kind: str = "mean_field", size: int = 8) -> DeepGradientDescent:
     model = small_model(kind, dense(small_transform(size)), blocks=1)
     model.initial = lambda A, y: 0.05 * A.T(y)
     return model
+
+
+def moments(stream: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
+    """Mean and variance of a stream of draws."""
+    running = Moments()
+    for value in stream:
+        running.add(value)
+    return running.mean(), running.variance()
+
+
+def same_posterior(one: Posterior, other: Posterior) -> bool:
+    """Bit for bit."""
+    return all(torch.equal(getattr(one, name), getattr(other, name)) for name in ("mean", "epistemic", "aleatoric", "std"))

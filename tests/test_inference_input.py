@@ -1,0 +1,41 @@
+"""What `reconstruct` refuses, each in one sentence with its numbers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from toys import small_model, small_transform, some_sinograms
+
+from bdgd.checks import InputError
+from bdgd.inference import reconstruct
+
+A = small_transform()
+Y = some_sinograms(A)
+WITH_NAN = Y.clone()
+WITH_NAN[1, 0, 2, 3] = math.nan
+
+BAD_INPUT: list[tuple[Any, dict[str, Any], str]] = [
+    (some_sinograms(small_transform(16, views=6)), {}, r"the sinogram must have shape \(B, 1, 5, 25\), got \(3, 1, 6, 25\)"),
+    (Y[0], {}, r"must have shape \(B, 1, 5, 25\), got \(1, 5, 25\); add the batch axis with \[None\]"),
+    (Y[:0], {}, "the sinogram is empty"),
+    (Y.double(), {}, r"works in torch\.float32, the sinogram is torch\.float64; convert it with \.float\(\)"),
+    (Y.int(), {}, r"must be floating point, got torch\.int32"),
+    (Y.numpy(), {}, "must be a torch tensor .*, got ndarray"),
+    (WITH_NAN, {}, "must be finite, but 1 of its 375 values are NaN or infinite"),
+    (Y.to("meta"), {}, "the model is on cpu, the sinogram on meta"),
+    (Y, {"draws": 0}, "draws must be at least 1, got 0"),
+    (Y, {"draws": -3}, "draws must be at least 1, got -3"),
+    (Y, {"draws": 2.5}, r"draws must be a whole number, got 2\.5"),
+    (Y, {"draw": "images"}, "draw must be one of 'weights', 'pixels', got 'images'"),
+    (Y, {"blocks": 0}, "blocks must be at least 1, got 0"),
+    (Y, {"blocks": 3}, "blocks must be at most 2, the length of the cascade, got 3"),
+]
+
+
+@pytest.mark.parametrize(("y", "arguments", "message"), BAD_INPUT, ids=[str(i) for i in range(len(BAD_INPUT))])
+def test_bad_input_is_refused_in_a_sentence(y: Any, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message) as refusal:
+        reconstruct(small_model(A=A), y, **arguments)
+    assert "\n" not in str(refusal.value)
