@@ -170,5 +170,8 @@ def test_there_may_be_no_shipped_models(tmp_path: Path, monkeypatch: pytest.Monk
         load("sparse30-mfvi")
 
 
-def test_the_shipped_models_are_models() -> None:
-    assert all(isinstance(load(name), Reconstructor) for name in pretrained())
+@pytest.mark.parametrize("name", pretrained())
+def test_a_shipped_model_is_trained_and_knows_its_preset(name: str) -> None:
+    model = load(name)
+    assert model.provenance["preset"] == name and model.provenance["stages"]
+    assert all(tensor.isfinite().all() for tensor in model.state_dict().values()) and 0 < float(model.noise_level) < 0.05
