@@ -1,10 +1,12 @@
-"""The one list of geometries that the contracts of operators and FBP run on: a new case entered here is tested that minute."""
+"""The one list of geometries that the contracts of geometries, operators and FBP run on: a new case entered here is tested that minute."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
+import pytest
 
 from bdgd.operators import FanBeam, Geometry, ParallelBeam
 
@@ -38,3 +40,8 @@ GEOMETRIES: dict[str, Geometry] = {
     ),
     "fan-truncated": FanBeam(image_size=(11, 12), angles=RANDOM[20:], detectors=5, source_to_axis=50.0, source_to_detector=75.0),
 }
+every_geometry = pytest.mark.parametrize("geometry", GEOMETRIES.values(), ids=GEOMETRIES.keys())
+
+#: the keyword arguments of one of each, to change one at a time
+PARALLEL: dict[str, Any] = dict(image_size=(9, 12), angles=(0.1, 0.5, 2.0), detectors=15, detector_offset=0.5, pixel_size=0.7)
+FAN: dict[str, Any] = dict(PARALLEL, source_to_axis=20.0, source_to_detector=35.0)

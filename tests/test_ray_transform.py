@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from geometries import GEOMETRIES
+from geometries import GEOMETRIES, every_geometry
 from torch import Tensor
 
 from bdgd.checks import InputError
@@ -20,7 +20,6 @@ STRATEGIES = ("matrix", "matrix-free")
 ADJOINT = {torch.float32: 1e-5, torch.float64: 1e-12}
 ROUNDING = {torch.float32: 1e-6, torch.float64: 1e-14}
 
-every_geometry = pytest.mark.parametrize("geometry", GEOMETRIES.values(), ids=GEOMETRIES.keys())
 every_strategy = pytest.mark.parametrize("strategy", STRATEGIES)
 every_dtype = pytest.mark.parametrize("dtype", ADJOINT, ids=["float32", "float64"])
 

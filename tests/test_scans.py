@@ -1,37 +1,19 @@
-"""Scans, the named sets, and scan files: round trips, disjointness, and every bad input in one sentence."""
+"""Scans: sliced like a batch, split without overlap, simulated as operator plus noise, and every bad one named."""
 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-import h5py
 import numpy as np
 import pytest
 import torch
+from few_scans import PARALLEL, some_scans
 
 from bdgd.checks import InputError
-from bdgd.data import sets
-from bdgd.data.files import read_scans, write_scans
 from bdgd.data.noise import GaussianNoise, PoissonNoise
-from bdgd.data.phantoms import shepp_logan
 from bdgd.data.scans import Scans, simulate
-from bdgd.operators.geometry import FanBeam, Geometry, ParallelBeam
-
-PARALLEL = ParallelBeam(
-    image_size=(6, 7), angles=[0.1, 0.7, 2.0], detectors=11, detector_spacing=0.9, detector_offset=-0.25, pixel_size=0.8
-)
-FAN = FanBeam(image_size=6, angles=[0.0, 1.0, 3.0, 5.5], detectors=9, pixel_size=0.3, source_to_axis=41.5, source_to_detector=55.25)
-
-
-def some_scans(geometry: Geometry = PARALLEL, count: int = 10, dtype: torch.dtype = torch.float32) -> Scans:
-    g = torch.Generator().manual_seed(5)
-    sinograms = torch.rand(count, 1, geometry.views, geometry.detectors, generator=g, dtype=dtype)
-    return Scans(sinograms, geometry, torch.rand(count, 1, *geometry.image_size, generator=g, dtype=dtype), GaussianNoise(0.02))
+from bdgd.operators.geometry import Geometry
 
 
 class Sums:
@@ -43,9 +25,6 @@ class Sums:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         ray = torch.arange(self.geometry.views * self.geometry.detectors, dtype=x.dtype)
         return x.sum((2, 3), keepdim=True) * ray.reshape(1, 1, self.geometry.views, self.geometry.detectors)
-
-
-# --- scans ---------------------------------------------------------------------------------------------------------------
 
 
 def test_scans_slice_like_a_batch(device: torch.device) -> None:
@@ -137,221 +116,3 @@ def test_simulate_works_with_any_operator(generator: torch.Generator) -> None:
         simulate(lambda x: x, torch.full((1, 1, 2, 2), math.nan), None, generator=generator)
     with pytest.raises(InputError, match="x must be a batch"):
         simulate(lambda x: x, torch.zeros(0, 1, 2, 2), None, generator=generator)
-
-
-# --- sets ----------------------------------------------------------------------------------------------------------------
-
-
-def test_the_sets_share_no_image() -> None:
-    images = torch.cat([sets.ellipse_images(name, 200, 24, seed=seed) for name in sets.SETS for seed in (0, 1)])
-    assert len({image.numpy().tobytes() for image in images}) == 8 * 200
-
-
-def test_no_two_sets_start_from_one_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sets, "_hashed", lambda name, seed: 2**32 - 1)  # even if all hashes were one
-    first = torch.cat([sets.ellipse_images(name, 5, 24) for name in sets.SETS])
-    assert len({image.numpy().tobytes() for image in first}) == 20
-
-
-def test_sets_are_fixed_by_name_and_seed() -> None:
-    assert torch.equal(sets.ellipse_images("train", 9, 24)[:4], sets.ellipse_images("train", 4, 24))
-    assert not torch.equal(sets.ellipse_images("train", 4, 24, seed=1), sets.ellipse_images("train", 4, 24))
-    a, b, c = (torch.rand(3, generator=sets.named_generator(*key)) for key in (("noise", 0), ("noise", 1), ("other", 0)))
-    assert len({tuple(v.tolist()) for v in (a, b, c)}) == 3
-    assert torch.equal(a, torch.rand(3, generator=sets.named_generator("noise", 0)))
-
-
-def test_the_test_set_of_the_tables_never_changes() -> None:
-    images = sets.table_images()
-    assert images.shape == (101, 1, 128, 128)
-    assert torch.equal(images[100:], shepp_logan(128))
-    assert torch.equal(images[:100], sets.ellipse_images("test", 100))
-    means = images.double().mean((1, 2, 3))
-    torch.testing.assert_close(means[[0, 1, 99]], torch.tensor([0.3458339, 0.5076467, 0.2165734], dtype=torch.float64), rtol=0, atol=1e-6)
-
-
-def test_bad_sets_are_named() -> None:
-    with pytest.raises(InputError, match="set_name must be one of 'train', 'validation', 'calibration', 'test', got 'dev'"):
-        sets.ellipse_images("dev", 1)
-    with pytest.raises(InputError, match="seed must be at least 0"):
-        sets.named_generator("noise", -1)
-    with pytest.raises(InputError, match="name must be a string"):
-        sets.named_generator(3, 0)  # type: ignore[arg-type]
-
-
-# --- files ---------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("geometry", [PARALLEL, FAN], ids=["parallel", "fan"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_files_give_back_what_was_written(geometry: Geometry, dtype: torch.dtype, tmp_path: Path) -> None:
-    scans = some_scans(geometry, dtype=dtype)
-    write_scans(tmp_path / "scan.h5", scans)
-    back = read_scans(tmp_path / "scan.h5", dtype=dtype)
-    assert back.geometry == geometry and back.noise == scans.noise
-    assert torch.equal(back.sinograms, scans.sinograms)
-    assert back.images is not None and scans.images is not None and torch.equal(back.images, scans.images)
-    assert read_scans(tmp_path / "scan.h5").sinograms.dtype == torch.float32
-    assert os.listdir(tmp_path) == ["scan.h5"]
-
-
-def test_files_hold_plain_attributes_and_one_chunk_per_slice(tmp_path: Path) -> None:
-    write_scans(str(tmp_path / "scan.h5"), Scans(some_scans(FAN).sinograms, FAN))
-    with h5py.File(tmp_path / "scan.h5") as file:
-        assert file["sinogram"].shape == (10, 4, 9) and file["sinogram"].chunks == (1, 4, 9)
-        assert set(file.attrs) == {"format_version", *FAN.to_dict()} and "image" not in file
-        assert file.attrs["beam"] == "fan" and file.attrs["source_to_axis"] == 41.5 and file.attrs["angles"].tolist() == list(FAN.angles)
-    back = read_scans(tmp_path / "scan.h5")
-    assert back.images is None and back.noise is None
-
-
-def test_files_take_many_angles(tmp_path: Path) -> None:
-    geometry = ParallelBeam(image_size=4, angles=np.linspace(0, 3, 20000), detectors=2)
-    write_scans(tmp_path / "scan.h5", Scans(torch.ones(1, 1, 20000, 2), geometry))
-    assert read_scans(tmp_path / "scan.h5").geometry == geometry
-
-
-@pytest.mark.parametrize(
-    ("slices", "numbers"), [(3, [3]), (-1, [9]), (slice(2, 5), [2, 3, 4]), (slice(None, None, -4), [9, 5, 1]), ([7, 0, 7], [7, 0, 7])]
-)
-def test_files_are_read_slice_by_slice(slices: Any, numbers: list[int], tmp_path: Path) -> None:
-    scans = some_scans()
-    write_scans(tmp_path / "scan.h5", scans)
-    part = read_scans(tmp_path / "scan.h5", slices)
-    assert torch.equal(part.sinograms, scans.sinograms[numbers])
-    assert part.images is not None and scans.images is not None and torch.equal(part.images, scans.images[numbers])
-
-
-@pytest.mark.parametrize(
-    ("slices", "message"), [(10, "from 0 to 9, got 10"), ([0, -11], "from 0 to 9"), (slice(5, 5), "choose none"), ("x", "slices must be")]
-)
-def test_bad_slices_are_named(slices: Any, message: str, tmp_path: Path) -> None:
-    write_scans(tmp_path / "scan.h5", some_scans())
-    with pytest.raises(InputError, match=message):
-        read_scans(tmp_path / "scan.h5", slices)
-
-
-def test_hand_made_files_need_no_more_than_the_contract(tmp_path: Path) -> None:
-    with h5py.File(tmp_path / "scan.h5", "w") as file:
-        file["sinogram"] = np.arange(2 * 3 * 5, dtype=">u2").reshape(2, 3, 5)
-        file.attrs.update(beam=np.bytes_("parallel"), image_size=4, angles=[0, 1, 2], detectors=np.int32(5))
-    scans = read_scans(tmp_path / "scan.h5")
-    assert scans.geometry == ParallelBeam(image_size=4, angles=[0, 1, 2], detectors=5)
-    assert scans.sinograms.flatten().tolist() == list(range(30))
-
-
-def replace_dataset(file: h5py.File, name: str, values: Any) -> None:
-    if name in file:
-        del file[name]
-    file[name] = values
-
-
-def declare_without_data(file: h5py.File, shape: tuple[int, ...]) -> None:
-    del file["sinogram"], file["image"]
-    file.create_dataset("sinogram", shape=shape, dtype="f8", chunks=(1, *shape[1:]))
-
-
-BREAKS: list[tuple[Callable[[h5py.File], Any], str]] = [
-    (lambda f: f.__delitem__("sinogram"), "needs the dataset 'sinogram', but the file holds image"),
-    (lambda f: (f.__delitem__("sinogram"), f.create_group("sinogram")), "needs the dataset 'sinogram'"),
-    (lambda f: replace_dataset(f, "sinogram", np.zeros((3, 11))), r"\(B, 3, 11\) by the geometry in the file, got \(3, 11\)"),
-    (lambda f: replace_dataset(f, "sinogram", np.zeros((10, 11, 3))), r"got \(10, 11, 3\)"),
-    (lambda f: replace_dataset(f, "sinogram", np.zeros((0, 3, 11))), "holds no slice"),
-    (lambda f: replace_dataset(f, "sinogram", np.zeros((10, 3, 11), dtype=complex)), "must hold real numbers, got complex128"),
-    (lambda f: replace_dataset(f, "sinogram", np.full((10, 3, 11), np.nan)), "sinograms must be finite"),
-    (lambda f: replace_dataset(f, "image", np.zeros((9, 6, 7))), r"image must be .* got \(9, 6, 7\)"),
-    (lambda f: replace_dataset(f, "image", np.zeros((10, 7, 6))), r"got \(10, 7, 6\)"),
-    (lambda f: replace_dataset(f, "sinogram", np.array([["a"]], dtype="S1")), "by the geometry"),
-    (lambda f: declare_without_data(f, (10**12, 3, 11)), "declares 33000000000000 values of which the file does not hold all"),
-    (lambda f: f.attrs.__delitem__("beam"), "beam = 'parallel' or 'fan', got None"),
-    (lambda f: f.attrs.__setitem__("beam", "cone"), "got 'cone'"),
-    (lambda f: f.attrs.__delitem__("angles"), "needs 'angles'"),
-    (lambda f: f.attrs.__delitem__("image_size"), "needs 'image_size'"),
-    (lambda f: f.attrs.__setitem__("detector_ofset", 1.0), "unknown key 'detector_ofset'"),
-    (lambda f: f.attrs.__setitem__("angles", "many"), "angles must be"),
-    (lambda f: f.attrs.__setitem__("angles", h5py.Empty("f8")), "angles must be|not a readable"),
-    (lambda f: f.attrs.__setitem__("detectors", 12), r"got \(10, 3, 11\)"),
-    (lambda f: f.attrs.__setitem__("pixel_size", -1.0), "pixel_size must be above 0"),
-    (lambda f: f.attrs.__setitem__("format_version", 99), "format_version is 99.*update bdgd"),
-    (lambda f: f.attrs.__setitem__("noise", "loud"), "noise must be a JSON object"),
-    (lambda f: f.attrs.__setitem__("noise", '{"kind": "pink"}'), "got 'pink'"),
-]
-
-
-@pytest.mark.parametrize(("break_it", "message"), BREAKS)
-def test_wrong_files_are_named(break_it: Callable[[h5py.File], Any], message: str, tmp_path: Path) -> None:
-    write_scans(tmp_path / "scan.h5", some_scans())
-    with h5py.File(tmp_path / "scan.h5", "r+") as file:
-        break_it(file)
-    with pytest.raises(InputError, match=message) as caught:
-        read_scans(tmp_path / "scan.h5")
-    assert "scan.h5" in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_damaged_files_are_named(tmp_path: Path) -> None:
-    path = tmp_path / "scan.h5"
-    write_scans(path, some_scans(count=100))
-    whole = path.read_bytes()
-    for length in (0, 1, 7, 100, 600, len(whole) // 2, len(whole) - 1):
-        path.write_bytes(whole[:length])
-        with pytest.raises(InputError, match=r"scan\.h5 is not a readable HDF5 file .* copied completely$"):
-            read_scans(path)
-    values = some_scans(count=100).sinograms[50].numpy().tobytes()
-    path.write_bytes(whole.replace(values, values[:-8] + b"\0" * 8))
-    assert len(read_scans(path, 49)) == 1
-    with pytest.raises(InputError, match="not a readable HDF5"):  # the checksum
-        read_scans(path, 50)
-
-
-def test_wrong_paths_are_named(tmp_path: Path) -> None:
-    (tmp_path / "text.h5").write_text("no HDF5 at all, but a text that is long enough for a header")
-    for path, message in (
-        (tmp_path, "is a folder"),
-        (tmp_path / "none.h5", "there is no file"),
-        (tmp_path / "text.h5", "not a readable HDF5"),
-    ):
-        with pytest.raises(InputError, match=message) as caught:
-            read_scans(path)
-        assert "\n" not in str(caught.value)
-
-
-def test_writing_is_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "scan.h5"
-    write_scans(path, some_scans(count=2))
-    before = path.read_bytes()
-
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    for target in ("h5py.Group.create_dataset", "os.fsync", "os.replace"):
-        with monkeypatch.context() as patch:
-            patch.setattr(target, full)
-            with pytest.raises(InputError, match=r"cannot write .*scan\.h5: No space left on device"):
-                write_scans(path, some_scans())
-        assert os.listdir(tmp_path) == ["scan.h5"] and path.read_bytes() == before
-    write_scans(path, some_scans(count=3))
-    assert len(read_scans(path)) == 3
-
-
-def test_wrong_writes_are_named(tmp_path: Path) -> None:
-    @dataclass(frozen=True)
-    class OwnNoise:
-        def __call__(self, clean: torch.Tensor, *, generator: torch.Generator) -> torch.Tensor:
-            return clean
-
-        def to_dict(self) -> dict[str, Any]:
-            return {"kind": "own"}
-
-    own = Scans(some_scans().sinograms, PARALLEL, noise=OwnNoise())
-    cases: list[tuple[Path, Any, str]] = [
-        (tmp_path / "none" / "scan.h5", some_scans(), "check that the folder exists"),
-        (tmp_path, some_scans(), "it is a folder"),
-        (tmp_path / "scan.h5", Scans(torch.ones(1, 2), None), "these scans have none"),
-        (tmp_path / "scan.h5", torch.ones(1), "needs Scans, got Tensor"),
-        (tmp_path / "scan.h5", own, "got 'own'"),
-    ]
-    for path, scans, message in cases:
-        with pytest.raises(InputError, match=message) as caught:
-            write_scans(path, scans)
-        assert "\n" not in str(caught.value)
-    assert os.listdir(tmp_path) == []
