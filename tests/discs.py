@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bdgd.data import Ellipses, Scans, ellipse_sinogram, rasterise
+from bdgd.data import Ellipses, PoissonNoise, Scans, ellipse_sinogram, rasterise
 from bdgd.evaluation.challenge import MeasuredScan, scanner
 from bdgd.evaluation.mismatch import HARDENING
 from bdgd.operators import FanBeam
@@ -29,6 +29,13 @@ COARSE_FAN = FanBeam(
     source_to_detector=553.74,
 )
 MATERIAL = 0.035  # per mm
+
+
+def scanned_disc() -> Scans:
+    """An analytic disc of 30 mm radius on the coarse scanner, with a hole, photon noise and air off by 0.02."""
+    disc = Ellipses.from_rows([(MATERIAL, 30.0, 30.0, 1.0, -2.0, 0.0), (-MATERIAL, 6.0, 9.0, 10.0, 5.0, 0.4)])
+    clean = ellipse_sinogram(disc, COARSE_FAN, unit=1 / COARSE_FAN.pixel_size)
+    return Scans(PoissonNoise(1e5)(clean + 0.02, generator=torch.Generator().manual_seed(0)), COARSE_FAN, unit="mm")
 
 
 def disc_with_holes(value: float = ACRYLIC) -> Ellipses:

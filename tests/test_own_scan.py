@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ import pytest
 import torch
 from commands import bdgd
 from discs import COARSE_FAN as FAN
-from discs import MATERIAL
+from discs import MATERIAL, scanned_disc
+from toys import seeded
 
 from bdgd.apps import forecast
 from bdgd.apps.forecast import Pace, in_words, memory_needed, rehearse, require_memory
@@ -38,8 +40,10 @@ from bdgd.data import (
 )
 from bdgd.data.correction import hardened
 from bdgd.evaluation.mismatch import CORRECTION, HARDENING
+from bdgd.inference import reconstruct
 from bdgd.models import DeepGradientDescent, LearnedPrimalDual, load
 from bdgd.operators import ParallelBeam, RayTransform
+from bdgd.training import finetune_jointly, train_greedily
 
 CPU = torch.device("cpu")
 TINY = """
@@ -62,16 +66,9 @@ batch = 8
 """
 
 
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
 @pytest.fixture(scope="module")
 def scan() -> Scans:
-    """An analytic disc of 30 mm radius, with a hole, photon noise and air off by 0.02."""
-    disc = Ellipses.from_rows([(MATERIAL, 30.0, 30.0, 1.0, -2.0, 0.0), (-MATERIAL, 6.0, 9.0, 10.0, 5.0, 0.4)])
-    clean = ellipse_sinogram(disc, FAN, unit=1 / FAN.pixel_size)
-    return Scans(PoissonNoise(1e5)(clean + 0.02, generator=generator()), FAN, unit="mm")
+    return scanned_disc()
 
 
 @pytest.fixture
@@ -151,7 +148,7 @@ def test_a_preset_takes_over_what_the_scan_tells(scan_file: Path) -> None:
 def test_a_wished_correction_is_trained_with_around_what_it_undoes(tmp_path: Path) -> None:
     """A disc that was hardened with b = 0.2: the corrected scan has the values of the material, the noise and the air are the scan's."""
     straight = ellipse_sinogram(Ellipses.from_rows([(MATERIAL, 30.0, 30.0, 1.0, -2.0, 0.0)]), FAN, unit=1 / FAN.pixel_size)
-    bent = Scans(PoissonNoise(1e5)(hardened(straight, 0.2) + 0.02, generator=generator()), FAN, unit="mm")
+    bent = Scans(PoissonNoise(1e5)(hardened(straight, 0.2) + 0.02, generator=seeded()), FAN, unit="mm")
     write_scans(tmp_path / "bent.h5", bent)
     wishes = Wishes(geometry=tmp_path / "bent.h5", views=30, size=32, phantoms="discs-with-holes", air=True, hardening=0.2)
     preset, notes = fitted_preset(read_preset("own-scan"), wishes, CPU)
@@ -189,8 +186,6 @@ def test_without_wishes_nothing_changes() -> None:
 
 def test_preset_text_reads_back() -> None:
     values = {"seed": 3, "a": {"text": 'a "b" \\ ü', "yes": True, "table": {"x": [1.5, 2], "y": 1e-05}}}
-    import tomllib
-
     assert tomllib.loads(preset_text(values, "one\ntwo")) == values
 
 
@@ -289,9 +284,7 @@ def test_from_a_scan_file_to_values_in_1_per_mm(scan_file: Path, tmp_path: Path)
 def test_value_scale_changes_the_unit_and_nothing_else(tmp_path: Path) -> None:
     A = RayTransform(ParallelBeam.sparse(image_size=16, views=6))
     plain, scaled = DeepGradientDescent(A, 2, seed=4), DeepGradientDescent(A, 2, seed=4, value_scale=0.25)
-    y = A(random_ellipses(2, 16, generator=generator(1)))
-    from bdgd.inference import reconstruct
-
+    y = A(random_ellipses(2, 16, generator=seeded(1)))
     one, other = reconstruct(plain, y, 5), reconstruct(scaled, 0.25 * y, 5)  # a power of two: exact
     assert torch.equal(other.mean, 0.25 * one.mean) and torch.equal(other.aleatoric, 0.0625 * one.aleatoric)
     assert torch.allclose(other.epistemic, 0.0625 * one.epistemic, rtol=1e-5, atol=0)
@@ -303,10 +296,8 @@ def test_value_scale_changes_the_unit_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_primal_dual_has_a_value_scale_too() -> None:
-    from bdgd.inference import reconstruct
-
     A = RayTransform(ParallelBeam.sparse(image_size=16, views=6))
-    y = A(random_ellipses(2, 16, generator=generator(1)))
+    y = A(random_ellipses(2, 16, generator=seeded(1)))
     plain, scaled = LearnedPrimalDual(A, 1, seed=4), LearnedPrimalDual(A, 1, seed=4, value_scale=0.25)
     assert torch.equal(reconstruct(scaled, 0.25 * y).mean, 0.25 * reconstruct(plain, y).mean)
     assert scaled.arguments() == {"iterations": 1, "value_scale": 0.25}
@@ -340,16 +331,14 @@ def test_the_commands_of_the_page_run_as_they_stand(shared_data: Path, tmp_path:
 
 
 def test_training_does_not_see_the_unit(tmp_path: Path) -> None:
-    from bdgd.training import finetune_jointly, train_greedily
-
     A = RayTransform(ParallelBeam.sparse(image_size=16, views=6))
-    scans = simulate(A, random_ellipses(8, 16, generator=generator(1)), GaussianNoise(0.01), generator=generator(2))
+    scans = simulate(A, random_ellipses(8, 16, generator=seeded(1)), GaussianNoise(0.01), generator=seeded(2))
     weights = []
     for scale in (1.0, 0.25):
         model = DeepGradientDescent(A, 2, seed=4, value_scale=scale)
         theirs = replace(scans, sinograms=scale * scans.sinograms, images=scale * scans.images)
-        train_greedily(model, theirs, validation=theirs, epochs=1, batch=4, generator=generator(3))
-        history = finetune_jointly(model, theirs, validation=theirs, epochs=1, batch=4, generator=generator(3))
+        train_greedily(model, theirs, validation=theirs, epochs=1, batch=4, generator=seeded(3))
+        history = finetune_jointly(model, theirs, validation=theirs, epochs=1, batch=4, generator=seeded(3))
         weights.append((model.state_dict(), history["validation_psnr"]))
     assert all(torch.equal(value, weights[1][0][name]) for name, value in weights[0][0].items())
     assert weights[0][1] == weights[1][1]

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 from discs import COARSE_FAN as FAN
-from discs import MATERIAL
+from discs import MATERIAL, scanned_disc
+from toys import seeded
 
 from bdgd.apps.own_scan import gradient_scale, noise_on, scanner_errors, value_scale
 from bdgd.apps.scanner import training_geometry
 from bdgd.checks import InputError
 from bdgd.data import (
-    Ellipses,
     GaussianNoise,
     PoissonNoise,
     Scans,
@@ -30,16 +30,9 @@ from bdgd.operators import ParallelBeam, RayTransform
 CPU = torch.device("cpu")
 
 
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
 @pytest.fixture(scope="module")
 def scan() -> Scans:
-    """An analytic disc of 30 mm radius, with a hole, photon noise and air off by 0.02."""
-    disc = Ellipses.from_rows([(MATERIAL, 30.0, 30.0, 1.0, -2.0, 0.0), (-MATERIAL, 6.0, 9.0, 10.0, 5.0, 0.4)])
-    clean = ellipse_sinogram(disc, FAN, unit=1 / FAN.pixel_size)
-    return Scans(PoissonNoise(1e5)(clean + 0.02, generator=generator()), FAN, unit="mm")
+    return scanned_disc()
 
 
 # --- what a scan tells ----------------------------------------------------------------------------------------------
@@ -49,13 +42,13 @@ def scan() -> Scans:
 @pytest.mark.parametrize("what", ["ellipses", "analytic", "discs"])
 def test_normal_noise_is_estimated_to_15_per_cent(what: str, relative: float) -> None:
     if what == "analytic":
-        clean = ellipse_sinogram(draw_ellipses(4, generator(5)), FAN)
+        clean = ellipse_sinogram(draw_ellipses(4, seeded(5)), FAN)
     else:
         geometry = FAN if what == "discs" else ParallelBeam.sparse(image_size=128, views=30)
         size = geometry.image_size[0]
-        images = discs_with_holes(4, size, generator=generator(3)) if what == "discs" else random_ellipses(4, size, generator=generator(2))
+        images = discs_with_holes(4, size, generator=seeded(3)) if what == "discs" else random_ellipses(4, size, generator=seeded(2))
         clean = RayTransform(geometry)(images)
-    noisy = GaussianNoise(relative)(clean, generator=generator(1))
+    noisy = GaussianNoise(relative)(clean, generator=seeded(1))
     found = [estimate_noise(noisy[i : i + 1]) for i in range(4)]
     assert all(isinstance(noise, GaussianNoise) for noise in found)
     ratios = [noise.relative / relative for noise in found if isinstance(noise, GaussianNoise)]
