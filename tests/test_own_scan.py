@@ -10,10 +10,11 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-import torch
+import tiny_presets
 from commands import bdgd
 from discs import COARSE_FAN as FAN
 from discs import MATERIAL, scanned_disc
+from tiny_presets import CPU
 from toys import seeded
 
 from bdgd.apps.own_scan import Wishes, fitted_preset, gradient_scale, preset_text
@@ -25,25 +26,7 @@ from bdgd.data.correction import hardened
 from bdgd.models import load
 from bdgd.operators import ParallelBeam
 
-CPU = torch.device("cpu")
-TINY = """
-seed = 1
-[geometry]
-beam = "sparse"
-image_size = 16
-views = 5
-[data]
-train = 24
-validation = 4
-noise = { kind = "gaussian", relative = 0.02 }
-mismatch = { axis_shift = 0.1 }
-[model]
-blocks = 2
-gradient_scale = 30.0
-[training]
-epochs = 1
-batch = 8
-"""
+TINY = tiny_presets.TINY.replace("[model]", "mismatch = { axis_shift = 0.1 }\n[model]")
 
 
 @pytest.fixture
@@ -172,6 +155,7 @@ def test_from_a_scan_file_to_values_in_1_per_mm(scan_file: Path, tmp_path: Path)
     )
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_page_run_as_they_stand(shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """But for the size: --size 16 --images 16 make seconds of minutes."""
     page = (Path(__file__).resolve().parents[1] / "docs" / "own-scan.md").read_text()
