@@ -191,10 +191,13 @@ def test_models_without_randomness_are_calibrated_for_their_one_draw(name: str) 
 
 
 def test_an_operator_without_geometry_will_do() -> None:
-    A = small_transform()
-    scans = replace(small_scans(20), geometry=None)
-    model = small_model("primal_dual", A=dense(A))
-    assert model.with_calibration(bdgd.calibrate(model, scans, draws=2)).calibration is not None
+    """The calibration is that of the ray transform with the same matrix."""
+    A, scans = small_transform(), small_scans(20)
+    bare, std = small_model("primal_dual", A=dense(A)), torch.logspace(-4, 0, 9)
+    found = bdgd.calibrate(bare, replace(scans, geometry=None), draws=2)
+    expected = bdgd.calibrate(small_model("primal_dual", A=A), scans, draws=2)
+    torch.testing.assert_close(found.z_at(0.8, std), expected.z_at(0.8, std), rtol=1e-3, atol=0)
+    assert bare.with_calibration(found).calibration == found
 
 
 def test_an_operator_of_another_geometry_leaves_the_calibration_out(calibration: Calibration, tmp_path: Path) -> None:

@@ -130,5 +130,6 @@ def test_tensorboard_gets_the_numbers_where_it_is_installed(tmp_path: Path, monk
 
 def test_without_tensorboard_nothing_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    RunFolder(tmp_path, SETTINGS).append({"stage": "block-01", "step": 7, "loss": 0.5})
-    assert not (tmp_path / "tensorboard").exists()
+    run, line = RunFolder(tmp_path, SETTINGS), {"stage": "block-01", "step": 7, "loss": 0.5}
+    run.append(line)
+    assert run.records() == [line] and not (tmp_path / "tensorboard").exists()

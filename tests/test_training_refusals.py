@@ -13,7 +13,7 @@ import torch
 from tiny_training import TRAIN, VALIDATION, A, cascade, ellipse_scans, quickly, same, state_of
 from toys import small_transform
 
-from bdgd.checks import InputError
+from bdgd.checks import Diverged, InputError
 from bdgd.data import Scans
 from bdgd.models import LearnedPrimalDual
 from bdgd.operators import RayTransform
@@ -50,11 +50,12 @@ def test_scans_that_do_not_fit_are_refused_before_any_work(scans: Scans, message
     assert not (tmp_path / "run").exists()
 
 
-def test_a_training_that_diverges_says_so(tmp_path: Path) -> None:
+def test_a_training_that_diverges_says_so_by_its_kind(tmp_path: Path) -> None:
     for number, (train, model, scans, arguments) in enumerate(trainings(TRAIN, VALIDATION, learning_rate=1e30, epochs=2)):
         run = tmp_path / str(number)
-        with pytest.raises(InputError, match=r"training diverged in (block-01|joint|direct), epoch 1: .* lower the learning rate"):
+        with pytest.raises(Diverged, match=r"training diverged in (block-01|joint|direct), epoch 1: .* lower the learning rate"):
             train(model, scans, **arguments, run=run)
+        assert issubclass(Diverged, InputError)  # so that a command answers in a sentence
         assert sorted(entry.name for entry in run.iterdir()) in (["settings.json"], ["metrics.jsonl", "settings.json"])
 
 
