@@ -22,6 +22,12 @@ settings.register_profile("bdgd", deadline=None, derandomize=True)  # the same e
 settings.load_profile("bdgd")
 
 
+@pytest.fixture(autouse=True)
+def _same_numbers_every_time() -> None:
+    """What a test draws without a generator does not depend on the tests before it."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture
 def generator() -> torch.Generator:
     """A CPU generator seeded with 0, fresh for every test."""

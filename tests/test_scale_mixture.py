@@ -89,6 +89,8 @@ def test_the_probability_above() -> None:
         assert float(m.above(torch.full((1, 1, 1, 1), gap, dtype=torch.float64))) == pytest.approx(expected, rel=1e-9)
 
 
-def test_errors_far_out_stay_finite() -> None:
+def test_errors_far_out_stay_finite_and_belong_to_the_widest_component() -> None:
     huge = torch.full((1, 1, 1, 1), 1e3, dtype=torch.float64)
-    assert math.isfinite(float(mixture().z(huge))) and math.isfinite(float(mixture().log_density(huge)))
+    assert math.isfinite(float(mixture().z(huge)))
+    expected = math.log(WEIGHTS[-1]) + stats.norm.logpdf(1e3, scale=STDS[-1])
+    assert float(mixture().log_density(huge)) == pytest.approx(expected, rel=1e-12)
