@@ -213,6 +213,18 @@ def test_a_fresh_block_starts_from_its_own_weights(monkeypatch: pytest.MonkeyPat
     assert not same(before[0], before[1])
 
 
+@pytest.mark.parametrize(("initialise", "set_in"), [("fresh", [0, 1, 2]), ("previous", [0])])
+def test_the_first_noise_level_is_that_of_blocks_that_start_from_no_other(
+    initialise: str, set_in: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = Watch(monkeypatch)
+    monkeypatch.setattr(greedy, "ATTEMPTS", 1)
+    quickly(cascade(blocks=3), epochs=1, initialise=initialise, first_noise_level=1 / 128)
+    starts = [float(state["log_noise"].exp()) for state in watch.states]
+    assert [k for k, start in enumerate(starts) if start == pytest.approx(1 / 128)] == set_in
+    quickly(cascade("point"), epochs=1, first_noise_level=1 / 128)  # has none to train, so nothing is set
+
+
 def test_a_block_that_hardly_gains_is_trained_again_more_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(greedy, "LEAST_GAIN", 1e6)  # nothing is enough
     watch = Watch(monkeypatch)
@@ -374,6 +386,7 @@ def test_a_training_that_diverges_says_so(tmp_path: Path) -> None:
         ({"initialise": "random"}, "initialise must be one of 'previous', 'fresh', got 'random'"),
         ({"kl_weight": 0.0}, "kl_weight must be above 0"),
         ({"kl_weight": math.inf}, "kl_weight must be finite"),
+        ({"first_noise_level": 0.0}, "first_noise_level must be above 0"),
         ({"epochs": 0}, "epochs must be at least 1"),
         ({"batch": 0}, "batch must be at least 1"),
         ({"learning_rate": -1.0}, "learning_rate must be above 0"),

@@ -93,6 +93,7 @@ def train_greedily(
     weight_decay: float = 0.0,
     kl_weight: float = 1.0,
     initialise: str = "previous",
+    first_noise_level: float | None = None,
     augment: bool = False,
     revive: bool = False,
     generator: torch.Generator | None = None,
@@ -103,6 +104,8 @@ def train_greedily(
     """Train every block of the model in turn, in place; PSNR and NLL per pixel on the validation scans after each block.
 
     initialise: "previous" starts each block from all weights of the block before it, "fresh" (the paper) from its own.
+    first_noise_level: sigma_k that a block starts with which does not start from another, where its last layer trains it; exp(-3) unless
+    given. It moves by the learning rate at most per step, so a start far off is felt for long.
     revive: replace the channels of such a start that have died, see `GradientBlock.revive`.
     augment: show the training images flipped and turned in every way that the geometry cannot tell (`bdgd.operators.symmetries`).
     Where the last layer does not train a noise level, it is estimated on the validation scans (else on the training scans).
@@ -115,6 +118,8 @@ def train_greedily(
     )
     seed = seed_from(generator)
     settings = {"seed": seed, "kl_weight": kl_weight, "initialise": initialise, "augment": augment, "revive": revive, **asdict(schedule)}
+    if first_noise_level is not None:
+        settings["first_noise_level"] = first_noise_level = require_positive(first_noise_level, "first_noise_level")
 
     model.forget_error_bars()
     train = Frontier.at_start(model, scans)
@@ -137,6 +142,8 @@ def train_greedily(
         else:
             if k == 0 or initialise == "fresh":
                 trainee.load_state_dict(block.state_dict())
+                if first_noise_level is not None and trainee.last.trains_noise_level:
+                    trainee.log_noise.detach().fill_(math.log(first_noise_level))
             elif revive:
                 trainee.revive(train.state.x[:BATCH], train.state.gradient[:BATCH], keyed_generator(seed, stage, "revive"))
             _fit_block(trainer, stage, folder, gained, LEAST_GAIN * gain if initialise == "previous" else -math.inf)
