@@ -11,7 +11,7 @@ import torch
 from discs import COARSE_FAN as FAN
 from discs import MATERIAL
 
-from bdgd.apps.own_scan import gradient_scale, noise_on, scanner_errors, value_scale
+from bdgd.apps.own_scan import gradient_scale, scanner_errors, value_scale
 from bdgd.apps.scanner import training_geometry
 from bdgd.checks import InputError
 from bdgd.data import (
@@ -25,6 +25,7 @@ from bdgd.data import (
     estimate_noise,
     random_ellipses,
 )
+from bdgd.data.estimates import noise_on
 from bdgd.operators import ParallelBeam, RayTransform
 
 CPU = torch.device("cpu")

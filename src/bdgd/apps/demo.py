@@ -21,13 +21,13 @@ from bdgd.apps.outputs import Grid
 from bdgd.apps.places import default_places
 from bdgd.apps.provenance import hardware, provenance
 from bdgd.apps.report import report
-from bdgd.apps.residual import residual
 from bdgd.apps.subject import Subject
 from bdgd.classical import fbp, tv
 from bdgd.data import GaussianNoise, ellipse_images, named_generator, shepp_logan, simulate
 from bdgd.evaluation import Panel, Scale, panels, save_figure
 from bdgd.evaluation.strata import object_pixels
 from bdgd.inference import Posterior, alarm, reconstruct_and_keep
+from bdgd.inference.residual import residual
 from bdgd.metrics import psnr, ssim
 from bdgd.models import Reconstructor, load
 from bdgd.storage import write_json, write_text

@@ -14,11 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bdgd.apps.presets import Preset, parse_preset
-from bdgd.apps.scanner import USUAL_SIZE, Scanner, axis_spacing, read_scanner, training_geometry
+from bdgd.apps.scanner import Scanner, axis_spacing, read_scanner, training_geometry
 from bdgd.checks import InputError, require_count
 from bdgd.classical import fbp
-from bdgd.data import KINDS, Correction, GaussianNoise, Mismatch, Noise, PoissonNoise, Scans, estimate_noise, match
+from bdgd.data import KINDS, Correction, GaussianNoise, Mismatch, Noise, Scans, match
 from bdgd.data.correction import outermost
+from bdgd.data.estimates import noise_on, three_digits
 from bdgd.operators import Geometry, RayTransform
 
 _LOOK = 128  # pixels along a side of the image that the value scale is read from
@@ -67,7 +68,7 @@ def fitted_preset(preset: Preset, wishes: Wishes, device: torch.device) -> tuple
         geometry, notes = training_geometry(scanner.geometry, views=wishes.views, arc=wishes.arc, size=wishes.size)
         values["geometry"] = geometry.to_dict() | ({"unit": scanner.unit} if scanner.unit else {})
         if preset.kind == "cascade":
-            values["model"]["gradient_scale"] = _digits(gradient_scale(geometry, device))
+            values["model"]["gradient_scale"] = three_digits(gradient_scale(geometry, device))
         if scanner.scan is not None:
             kind = values["data"].get("phantoms", "ellipses")
             found = examine_scan(scanner.scan, geometry, homogeneous=kind == "discs-with-holes", correction=correction)
@@ -101,29 +102,12 @@ def examine_scan(scan: Scans, geometry: Geometry, *, homogeneous: bool = False, 
     if correction is not None and correction.air and float(outermost(y).mean(2).abs().max()) > _AIR * float(y.max()):
         raise InputError("the scan's outermost detectors do not see air, so that what they read cannot be subtracted; leave --air out")
     corrected = replace(scan, sinograms=scan.sinograms[:1], images=None).corrected(correction)
-    return Found(_digits(value_scale(corrected, homogeneous)), noise_on(scan, geometry), mismatch, air)
+    return Found(three_digits(value_scale(corrected, homogeneous)), noise_on(scan, geometry), mismatch, air)
 
 
 def beam_around(correction: Correction) -> tuple[float, float]:
     """Hardenings to train with: that of no two objects is the same, and the correction has one for all."""
-    return _digits((1 - _AROUND) * correction.hardening), _digits((1 + _AROUND) * correction.hardening)
-
-
-def noise_on(scan: Scans, geometry: Geometry) -> Noise:
-    """The noise of the scan on the detectors of a geometry, from all its views.
-
-    It is estimated on no fewer than 256 detectors where the scan has them, since an object is rough on wide ones; joining k more
-    into one leaves a normal noise smaller by sqrt(k), and k times the photons.
-    """
-    assert scan.geometry is not None
-    wanted = max(geometry.detector_spacing / scan.geometry.detector_spacing, 1.0)
-    already = max(1, min(int(wanted), scan.geometry.detectors // USUAL_SIZE))
-    whole = scan.geometry.detectors // already * already
-    noise = estimate_noise(scan.sinograms[:1, ..., :whole].unflatten(-1, (-1, already)).mean(-1))
-    joined = wanted / already
-    if isinstance(noise, PoissonNoise):
-        return PoissonNoise(_digits(noise.photons * joined), noise.attenuation)
-    return GaussianNoise(_digits(noise.relative / math.sqrt(joined)))
+    return three_digits((1 - _AROUND) * correction.hardening), three_digits((1 + _AROUND) * correction.hardening)
 
 
 def value_scale(scan: Scans, homogeneous: bool = False) -> float:
@@ -169,8 +153,10 @@ def scanner_errors(y: Tensor, correction: Correction | None = None) -> tuple[Mis
     air = float(ends.median())
     seen = air if abs(air) < _AIR * top else None
     twice = 2 * (seen or 0.0)
-    offsets = (_digits(min(0.0, twice) - 0.005 * top), _digits(max(0.0, twice) + 0.005 * top))
-    found = Mismatch(air_offset=offsets, hardening=(0.0, _digits(0.4 / top)), axis_shift=(-0.25, 0.25), gain=_digits(0.0005 * top))
+    offsets = (three_digits(min(0.0, twice) - 0.005 * top), three_digits(max(0.0, twice) + 0.005 * top))
+    found = Mismatch(
+        air_offset=offsets, hardening=(0.0, three_digits(0.4 / top)), axis_shift=(-0.25, 0.25), gain=three_digits(0.0005 * top)
+    )
     if correction is not None and correction.hardening:
         found = replace(found, hardening=(0.0, 0.0), beam=beam_around(correction))
     return found, seen
@@ -230,8 +216,3 @@ def _phantoms(wanted: str) -> str:
     if not Path(wanted).is_dir():
         raise InputError(f"--phantoms must be {', '.join(KINDS)} or a folder of pictures, got {wanted!r}")
     return str(Path(wanted).resolve())
-
-
-def _digits(value: float) -> float:
-    """Three digits: no more are known, and a file with them reads well."""
-    return float(f"{value:.3g}")

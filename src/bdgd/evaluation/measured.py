@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from bdgd.data import Correction, Scans, named_generator
+from bdgd.data.estimates import photon_noise
 from bdgd.evaluation.challenge import Condition, MeasuredScan
-from bdgd.evaluation.mismatch import air_offset, photon_noise
+from bdgd.evaluation.mismatch import air_offset
 from bdgd.evaluation.segmentation import filled_disc, matthews, rotated, segmented
 from bdgd.inference import Posterior
 from bdgd.inference.regions import shared_std
