@@ -61,6 +61,11 @@ class Geometry:
         """Half the diagonal of the image: no pixel lies further from the axis."""
         return 0.5 * math.hypot(*self.image_size) * self.pixel_size
 
+    @property
+    def axis_spacing(self) -> float:
+        """From one detector to the next, seen at the axis."""
+        return self.detector_spacing
+
     def detector_positions(self) -> Tensor:
         """(D,) centres of the detector cells along the detector."""
         return (torch.arange(self.detectors, dtype=torch.float64) - (self.detectors - 1) / 2) * self.detector_spacing + self.detector_offset
@@ -202,6 +207,10 @@ class FanBeam(Geometry):
                 f"source_to_detector ({self.source_to_detector:g}) must be at least source_to_axis ({self.source_to_axis:g});"
                 " it is measured from the source, not from the axis"
             )
+
+    @property
+    def axis_spacing(self) -> float:
+        return self.detector_spacing * self.source_to_axis / self.source_to_detector
 
     def rays(self) -> tuple[Tensor, Tensor]:
         along_detector, along_ray = self.axes()
