@@ -29,7 +29,7 @@ from bdgd.evaluation.strata import object_pixels
 from bdgd.inference import Posterior, alarm, reconstruct_and_keep
 from bdgd.inference.residual import residual
 from bdgd.metrics import psnr, ssim
-from bdgd.models import Reconstructor, load
+from bdgd.models import Reconstructor, load, ray_transform
 from bdgd.storage import write_json, write_text
 
 MODEL = "sparse30-mfvi"
@@ -112,7 +112,7 @@ def _report(
     folder: Path, model: Reconstructor, y: Tensor, truth: Tensor, posterior: Posterior, origin: dict[str, Any], command: str
 ) -> None:
     """The report of the first phantom, as `bdgd reconstruct` would write it."""
-    geometry = model.A.geometry  # type: ignore[attr-defined]
+    geometry = ray_transform(model).geometry
     subject = Subject(
         name=f"{PHANTOMS[0]} phantom",
         geometry=geometry,

@@ -18,7 +18,6 @@ from bdgd.evaluation.benchmark import FULL, NOISE, Effort, images_at_once
 from bdgd.inference import Posterior, reconstruct_blocks
 from bdgd.metrics import psnr, ssim
 from bdgd.models import DeepGradientDescent, Reconstructor, load, pretrained
-from bdgd.operators import RayTransform
 
 T = TypeVar("T")
 
@@ -102,12 +101,6 @@ class Lab:
 def last_block(model: Reconstructor) -> int:
     """The number of blocks; a model without blocks counts as one."""
     return len(model.blocks) if isinstance(model, DeepGradientDescent) else 1
-
-
-def ray_transform(model: Reconstructor) -> RayTransform:
-    """The operator of a shipped model, which always has a geometry."""
-    assert isinstance(model.A, RayTransform)
-    return model.A
 
 
 def side(model: Reconstructor) -> int:

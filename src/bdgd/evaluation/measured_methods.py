@@ -27,8 +27,8 @@ from bdgd.evaluation.challenge import MeasuredScan, ViewCondition
 from bdgd.evaluation.measured import Reconstructed, score_measured
 from bdgd.evaluation.mismatch import CORRECTION
 from bdgd.inference import explain_rest, reconstruct_and_keep
-from bdgd.models import Reconstructor
-from bdgd.operators import Geometry, RayTransform
+from bdgd.models import Reconstructor, ray_transform
+from bdgd.operators import RayTransform
 from bdgd.storage import replacing
 
 LINEAR, REST = "+linear", "+rest"
@@ -84,7 +84,7 @@ def measured_model(
     rest: whether the smooth rest that it leaves of each scan is added.
     """
     model = model.calibrated_for(draws if model.random else 1)
-    geometry: Geometry = model.A.geometry  # type: ignore[attr-defined]
+    geometry = ray_transform(model).geometry
     seen, _ = match(condition.counted_from_start(scans, condition.used), geometry)
     if seen.correction is None:
         seen = seen.corrected(model.correction)

@@ -126,7 +126,7 @@ def train_greedily(
     held_out = Frontier.at_start(model, validation) if validation is not None else None
     # One block is trained over and over and copied out: its memory stays where a captured step expects it.
     trainee = copy.deepcopy(model.blocks[0])
-    flips = symmetries(getattr(model.A, "geometry", None) if augment else None)
+    flips = symmetries(model.geometry if augment else None)
     objective = BlockObjective(trainee, train.state.x, train.state.gradient, train.truth, kl_weight, flips)
     trainer = Trainer(objective, schedule, seed=seed, report=report)
     folder = open_run(run, model, scans, validation, settings, resume)  # last, once nothing else is wrong
@@ -206,7 +206,7 @@ def prepared(model: Reconstructor, scans: Scans) -> Scans:
     model.check(scans.sinograms)
     assert scans.images is not None
     require_batch(scans.images, model.A.domain_shape, "the true image")
-    geometry = getattr(model.A, "geometry", None)
+    geometry = model.geometry
     if scans.geometry is not None and geometry is not None and scans.geometry != geometry:
         raise InputError("the scans were made with another geometry than the model's; build the model on RayTransform(scans.geometry)")
     if model.value_scale == 1.0:
@@ -220,7 +220,7 @@ def open_run(
     """The run folder, with the model and the scans added to what must agree on resuming."""
     if run is None:
         return None
-    geometry = getattr(model.A, "geometry", None)
+    geometry = model.geometry
     described = {
         "model": type(model).__name__,
         "arguments": model.arguments(),
