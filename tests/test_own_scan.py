@@ -17,9 +17,8 @@ from typer.testing import CliRunner
 
 from bdgd.apps import cli, forecast
 from bdgd.apps.forecast import Pace, in_words, memory_needed, rehearse, require_memory
-from bdgd.apps.own_scan import Wishes, fitted_preset, gradient_scale, preset_text, scanner_errors, value_scale
-from bdgd.apps.presets import Preset, parse_preset, preset_names, read_preset
-from bdgd.apps.scanner import axis_spacing, read_scanner, training_geometry
+from bdgd.apps.own_scan import Wishes, fitted_preset
+from bdgd.apps.presets import Preset, parse_preset, preset_names, preset_text, read_preset
 from bdgd.apps.training import make_model
 from bdgd.checks import InputError
 from bdgd.data import (
@@ -37,8 +36,11 @@ from bdgd.data import (
     write_scans,
 )
 from bdgd.data.correction import hardened
+from bdgd.data.scanner import read_scanner, training_geometry
+from bdgd.data.scanner_errors import scanner_errors
 from bdgd.evaluation.mismatch import CORRECTION, HARDENING
 from bdgd.models import DeepGradientDescent, LearnedPrimalDual, load
+from bdgd.models.scales import gradient_scale, value_scale
 from bdgd.operators import ParallelBeam, RayTransform
 
 CPU = torch.device("cpu")
@@ -118,7 +120,7 @@ def test_impossible_wishes(wishes: dict[str, Any], message: str) -> None:
 def test_another_size_keeps_the_field_and_joins_detectors() -> None:
     geometry, notes = training_geometry(replace(FAN, image_size=(64, 48), detectors=141, detector_offset=0.3), size=32)
     assert geometry.image_size == (32, 32) and geometry.pixel_size * 32 == pytest.approx(FAN.pixel_size * 64)
-    assert axis_spacing(geometry) == pytest.approx(geometry.pixel_size, rel=0.01) and geometry.detectors == 35
+    assert geometry.axis_spacing == pytest.approx(geometry.pixel_size, rel=0.01) and geometry.detectors == 35
     # the joined cells are where the first 140 of 141 were
     assert float(geometry.detector_positions()[0]) == pytest.approx((0 - 70) * 0.8 + 0.3 + 1.5 * 0.8)
     assert len(notes) == 2 and "averaged into one" in notes[1]

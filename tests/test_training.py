@@ -23,7 +23,7 @@ from bdgd.metrics import psnr
 from bdgd.models import DeepGradientDescent, GradientBlock, LearnedPrimalDual
 from bdgd.operators import LinearOperator, ParallelBeam, RayTransform
 from bdgd.training import History, finetune_jointly, greedy, train_directly, train_greedily
-from bdgd.training.greedy import Frontier
+from bdgd.training.frontier import Frontier
 from bdgd.training.loop import Trainer
 from bdgd.training.objective import CascadeObjective
 from bdgd.training.run import RunFolder

@@ -13,6 +13,7 @@ seed                  of the images, the noise, the weights and the training
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from dataclasses import dataclass
@@ -144,6 +145,22 @@ def _values(table: dict[str, Any], path: tuple[str, ...] = ()) -> dict[tuple[str
     for key, value in table.items():
         found |= _values(value, (*path, key)) if isinstance(value, dict) else {(*path, key): value}
     return found
+
+
+def preset_text(values: dict[str, Any], comment: str) -> str:
+    """A preset as TOML: its seed, then its sections."""
+    lines = [f"# {' '.join(comment.split())}"]
+    lines += [f"{key} = {_toml(value)}" for key, value in values.items() if not isinstance(value, dict)]
+    for section, entries in values.items():
+        if isinstance(entries, dict):
+            lines += ["", f"[{section}]", *(f"{key} = {_toml(value)}" for key, value in entries.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {_toml(entry)}" for key, entry in value.items()) + " }"
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _folder() -> Any:
