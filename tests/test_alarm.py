@@ -17,7 +17,7 @@ from bdgd.data import Ellipses, GaussianNoise, Mismatch, PoissonNoise, ellipse_s
 from bdgd.data.axis import centre_of_mass_offset
 from bdgd.inference.alarm import ordinary_reference, p_values, surprises_of
 from bdgd.inference.posterior import Posterior
-from bdgd.inference.witnesses import SHARES, Witnesses, axis_shift, estimated_noise, fine_detail, noise_std, seen_part, witnesses_of
+from bdgd.inference.witnesses import SHARES, Witnesses, axis_shift, fine_detail, noise_std, residual_noise, seen_part, witnesses_of
 from bdgd.models import Reconstructor
 from bdgd.models.calibration import AlarmReference
 from bdgd.operators import FanBeam, ParallelBeam, RayTransform
@@ -52,7 +52,7 @@ def test_a_noise_that_nobody_stated_is_estimated() -> None:
     bumps = torch.zeros(3, 1, 40, 60)
     bumps[..., 20:40] = 5.0  # edges of what the image does not explain
     residual = bumps + torch.tensor([0.1, 0.5, 2.0])[:, None, None, None] * torch.randn(3, 1, 40, 60, generator=g)
-    assert estimated_noise(residual).flatten().tolist() == pytest.approx([0.1, 0.5, 2.0], rel=0.12)
+    assert residual_noise(residual).flatten().tolist() == pytest.approx([0.1, 0.5, 2.0], rel=0.12)
 
 
 def test_what_is_seen_is_the_projection_off_the_null_space() -> None:

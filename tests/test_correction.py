@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 
 from bdgd.apps import cli
 from bdgd.apps.presets import parse_preset, read_preset
-from bdgd.apps.residual import residual
 from bdgd.apps.training import make_scans, train_preset
 from bdgd.checks import InputError
 from bdgd.data import (
@@ -33,6 +32,7 @@ from bdgd.data import (
 )
 from bdgd.data.correction import air_level, hardened, outermost
 from bdgd.inference import reconstruct
+from bdgd.inference.residual import residual
 from bdgd.models import DeepGradientDescent, LearnedPrimalDual, load, save
 from bdgd.operators import ParallelBeam, RayTransform
 

@@ -20,7 +20,7 @@ from bdgd.data import GaussianNoise, Scans, ellipse_images, simulate
 from bdgd.models import DeepGradientDescent, LearnedPrimalDual
 from bdgd.operators import Symmetry
 from bdgd.training import Schedule, finetune_jointly, train_directly, train_greedily
-from bdgd.training.greedy import Frontier
+from bdgd.training.frontier import Frontier
 from bdgd.training.loop import Trainer
 from bdgd.training.objective import BlockObjective, Objective
 

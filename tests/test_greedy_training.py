@@ -16,7 +16,7 @@ from bdgd.keyed import keyed_generator
 from bdgd.metrics import psnr
 from bdgd.models import DeepGradientDescent, GradientBlock
 from bdgd.training import greedy
-from bdgd.training.greedy import Frontier
+from bdgd.training.frontier import Frontier
 from bdgd.training.loop import Trainer
 
 
@@ -68,6 +68,18 @@ def test_a_fresh_block_starts_from_its_own_weights(monkeypatch: pytest.MonkeyPat
     quickly(model, epochs=1, initialise="fresh")
     assert all(same(start, own) for start, own in zip(watch.states, before, strict=True))
     assert not same(before[0], before[1])
+
+
+@pytest.mark.parametrize(("initialise", "set_in"), [("fresh", [0, 1, 2]), ("previous", [0])])
+def test_the_first_noise_level_is_that_of_blocks_that_start_from_no_other(
+    initialise: str, set_in: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = Watch(monkeypatch)
+    monkeypatch.setattr(greedy, "ATTEMPTS", 1)
+    quickly(cascade(blocks=3), epochs=1, initialise=initialise, first_noise_level=1 / 128)
+    starts = [float(state["log_noise"].exp()) for state in watch.states]
+    assert [k for k, start in enumerate(starts) if start == pytest.approx(1 / 128)] == set_in
+    quickly(cascade("point"), epochs=1, first_noise_level=1 / 128)  # has none to train, so nothing is set
 
 
 def test_a_block_that_hardly_gains_is_trained_again_more_slowly(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from bdgd.apps.own_scan import gradient_scale, scanner_errors, value_scale
 from bdgd.apps.presets import Preset, preset_names, read_preset
 from bdgd.data import PoissonNoise, estimate_noise, read_scans
+from bdgd.data.scanner_errors import scanner_errors
 from bdgd.evaluation.mismatch import CORRECTION, HARDENING
+from bdgd.models.scales import gradient_scale, value_scale
 
 
 @pytest.mark.parametrize("name", [name for name in preset_names() if name.startswith("htc")])

@@ -17,7 +17,7 @@ from torch import Tensor
 from bdgd.checks import InputError
 from bdgd.classical import fbp, tv
 from bdgd.evaluation import measured, measured_methods
-from bdgd.evaluation.challenge import ARCS, CONDITIONS, Condition, MeasuredScan, scanner
+from bdgd.evaluation.challenge import ARCS, CONDITIONS, MeasuredScan, ViewCondition, scanner
 from bdgd.evaluation.measured import Reconstructed, disc_scores, score_measured
 from bdgd.evaluation.measured_methods import References, corrected, evaluate_scans, measured_fbp, measured_model, measured_tv, reference
 from bdgd.evaluation.segmentation import rotated
@@ -75,7 +75,7 @@ def arc_scan(name: str, generator: torch.Generator) -> MeasuredScan:
 
 
 @pytest.mark.parametrize("condition", CONDITIONS.values(), ids=lambda condition: condition.name)
-def test_all_scans_of_a_condition_have_one_geometry(condition: Condition) -> None:
+def test_all_scans_of_a_condition_have_one_geometry(condition: ViewCondition) -> None:
     """Turned so that its arc starts at 0, every scan has the geometry of one whose arc does; its views are still its own."""
     scans, own = [coarse(measured_disc(name)) for name in ("07b", "05b", "02a")], measured_disc("05b").scans.sinograms
     for views in (condition.used, condition.left_out):
@@ -155,7 +155,7 @@ def test_an_image_of_larger_pixels_is_compared_on_the_reference_s(generator: tor
 def test_only_missing_references_are_made(tmp_path: Path, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[str]] = []
 
-    def watched(scans: Sequence[MeasuredScan], condition: Condition, device: torch.device) -> Tensor:
+    def watched(scans: Sequence[MeasuredScan], condition: ViewCondition, device: torch.device) -> Tensor:
         asked.append([scan.name for scan in scans])
         return reference(scans, condition, device)
 

@@ -9,8 +9,9 @@ import torch
 from discs import ACRYLIC, measured_disc
 
 from bdgd.checks import InputError
+from bdgd.data.estimates import photon_noise
 from bdgd.evaluation.challenge import TRAINING, find_scans, read_measured
-from bdgd.evaluation.mismatch import CORRECTION, HARDENING, air_offset, mismatch, mismatch_table, photon_noise, read_mismatch
+from bdgd.evaluation.mismatch import CORRECTION, HARDENING, air_offset, mismatch, mismatch_table, read_mismatch
 from bdgd.storage import write_json
 
 

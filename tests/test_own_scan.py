@@ -17,13 +17,14 @@ from discs import MATERIAL, scanned_disc
 from tiny_presets import CPU
 from toys import seeded
 
-from bdgd.apps.own_scan import Wishes, fitted_preset, gradient_scale, preset_text
-from bdgd.apps.presets import parse_preset, read_preset
-from bdgd.apps.scanner import read_scanner, training_geometry
+from bdgd.apps.own_scan import Wishes, fitted_preset
+from bdgd.apps.presets import parse_preset, preset_text, read_preset
 from bdgd.checks import InputError
 from bdgd.data import Correction, Ellipses, GaussianNoise, Mismatch, PoissonNoise, Scans, ellipse_sinogram, read_scans, write_scans
 from bdgd.data.correction import hardened
+from bdgd.data.scanner import read_scanner, training_geometry
 from bdgd.models import load
+from bdgd.models.scales import gradient_scale
 from bdgd.operators import ParallelBeam
 
 TINY = tiny_presets.TINY.replace("[model]", "mismatch = { axis_shift = 0.1 }\n[model]")

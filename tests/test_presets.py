@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from bdgd.apps.presets import parse_preset, preset_names, read_preset, with_seed
+from bdgd.apps.presets import changes_since, parse_preset, preset_names, read_preset, with_seed
 from bdgd.apps.training import make_model, make_scans, train_preset
 from bdgd.checks import InputError
 from bdgd.data import GaussianNoise, PoissonNoise
@@ -74,6 +74,9 @@ def test_every_shipped_preset_can_be_read(name: str) -> None:
         # Point weights have no KL, and dropout's squared error is not divided by a trained variance.
         authors = math.prod(preset.geometry.image_size) if preset.model["last_layer"] == "mean_field" else 1.0
         assert preset.training["kl_weight"] == authors
+        # Adam sees the decay beside the loss: 1e-3 of theirs, a sum over the batch, and over pixels where no variance divides it.
+        summed = 128 if preset.model["last_layer"] == "mean_field" else 128 * 128**2
+        assert preset.training["weight_decay"] == pytest.approx(1e-3 / summed, rel=1e-3)
 
 
 def test_the_preset_of_the_main_result() -> None:
@@ -82,6 +85,13 @@ def test_the_preset_of_the_main_result() -> None:
     assert (preset.train, preset.noise, preset.seed) == (4000, GaussianNoise(0.01), 0)
     assert preset.kind == "cascade" and preset.model == {"blocks": 10, "last_layer": "mean_field", "gradient_scale": 61.0}
     assert preset.training["kl_weight"] == 100.0 and preset.training["initialise"] == "previous" and preset.training["batch"] == 16
+
+
+def test_changes_of_a_preset_are_told_but_not_those_of_comments_and_seed() -> None:
+    now = parse_preset(TINY, "tiny")
+    assert changes_since("# another comment\n" + TINY.replace("seed = 3", "seed = 4"), now) == []
+    assert changes_since(TINY.replace("blocks = 2", "blocks = 3"), now) == ["blocks 3, now 2"]
+    assert changes_since(TINY.replace("blocks = 2\n", ""), now) == ["blocks not given, now 2"]
 
 
 def test_the_limited_view_preset() -> None:

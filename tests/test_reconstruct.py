@@ -26,9 +26,10 @@ from typer.testing import CliRunner
 from bdgd.apps import cli
 from bdgd.apps import reconstruct as command
 from bdgd.apps.outputs import Grid
-from bdgd.apps.residual import estimated_noise, residual
 from bdgd.data import GaussianNoise, PoissonNoise, Scans, Stack, simulate, write_scans
+from bdgd.data.estimates import noise_of_one_size
 from bdgd.inference import reconstruct as sample
+from bdgd.inference.residual import residual
 from bdgd.models import geometry_of, save
 from bdgd.operators import RayTransform
 from bdgd.storage import PatientFile
@@ -274,12 +275,12 @@ def test_unknown_noise_is_estimated_from_the_sinogram() -> None:
     positions = torch.linspace(-1, 1, 200)
     smooth = (1 - positions**2).clamp(min=0).expand(1, 1, 60, 200)
     noise = torch.randn(smooth.shape, generator=torch.Generator().manual_seed(0))
-    assert estimated_noise(smooth + 0.03 * noise) == pytest.approx(0.03, rel=0.03)
+    assert noise_of_one_size(smooth + 0.03 * noise) == pytest.approx(0.03, rel=0.03)
     A = small_transform()
     x = torch.rand(1, *A.domain_shape)
     found = residual(A, x, A(x), None)
     assert found.estimated and found.ratio < 0.9 and "So far" in found.verdict(), "rough rays count as noise, which proves nothing"
-    assert math.isnan(estimated_noise(torch.rand(1, 1, 5, 3)))
+    assert math.isnan(noise_of_one_size(torch.rand(1, 1, 5, 3)))
 
 
 def test_the_stack_takes_the_unit_from_the_scans() -> None:

@@ -19,10 +19,10 @@ from bdgd.apps.outputs import Grid
 from bdgd.apps.pictures import Colours, escaped, marks, png, profile, spread_colours
 from bdgd.apps.places import Disc, Line, Places, default_places, read_places
 from bdgd.apps.report import report, rounded
-from bdgd.apps.residual import residual
 from bdgd.apps.subject import Subject, Thumbnail
 from bdgd.classical import fbp
 from bdgd.inference import Alarm, Posterior, reconstruct
+from bdgd.inference.residual import residual
 from bdgd.inference.witnesses import SHARES
 
 A = small_transform(size=(16, 12), pixel_size=0.5)

@@ -12,6 +12,7 @@ from shelf import Shelf
 from typer.testing import CliRunner
 
 from bdgd.apps import cli, reproduce
+from bdgd.apps.presets import read_preset
 from bdgd.apps.reproduce import What
 from bdgd.evaluation import Effort, classical
 from bdgd.evaluation.tables import read_cell
@@ -125,6 +126,18 @@ def test_a_cell_is_made_again_for_a_model_that_was_trained_again(shelf: Shelf) -
     assert bdgd("table1").exit_code == 0
     (entry,) = read_cell(Path("results"), "sparse30", "sparse30-mfvi")
     assert entry["recipe"]["trained"]["commit"] == "decaf"
+
+
+def test_a_table_says_which_model_was_trained_by_an_earlier_preset(shelf: Shelf) -> None:
+    shelf.add("sparse30-mfvi")
+    assert bdgd("table1").exit_code == 0 and "earlier preset" not in Path("results/table1.md").read_text()
+    path = shelf.folder / "sparse30-mfvi.safetensors"
+    model = load(path)
+    model.provenance |= {"preset_text": read_preset("sparse30-mfvi").text.replace("kl_weight = 100.0", "kl_weight = 1.0")}
+    save(model, path)
+    assert bdgd("table1").exit_code == 0
+    told = "*sparse30-mfvi was trained by an earlier preset: kl_weight 1.0, now 100.0.*"
+    assert Path("results/table1.md").read_text().splitlines()[-1] == told
 
 
 def test_a_training_of_ones_own_fills_a_row_that_is_not_shipped(shelf: Shelf) -> None:

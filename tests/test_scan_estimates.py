@@ -12,8 +12,6 @@ from discs import COARSE_FAN as FAN
 from discs import MATERIAL, scanned_disc
 from toys import seeded
 
-from bdgd.apps.own_scan import gradient_scale, noise_on, scanner_errors, value_scale
-from bdgd.apps.scanner import training_geometry
 from bdgd.checks import InputError
 from bdgd.data import (
     GaussianNoise,
@@ -25,6 +23,10 @@ from bdgd.data import (
     estimate_noise,
     random_ellipses,
 )
+from bdgd.data.estimates import noise_on
+from bdgd.data.scanner import training_geometry
+from bdgd.data.scanner_errors import scanner_errors
+from bdgd.models.scales import gradient_scale, value_scale
 from bdgd.operators import ParallelBeam, RayTransform
 
 CPU = torch.device("cpu")

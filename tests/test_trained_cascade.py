@@ -20,7 +20,7 @@ from bdgd.metrics import psnr
 from bdgd.models import DeepGradientDescent
 from bdgd.operators import ParallelBeam, RayTransform
 from bdgd.training import History, finetune_jointly, train_greedily
-from bdgd.training.greedy import Frontier
+from bdgd.training.frontier import Frontier
 from bdgd.training.objective import CascadeObjective
 from bdgd.training.run import RunFolder
 

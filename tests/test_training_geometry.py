@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from discs import COARSE_FAN as FAN
 
-from bdgd.apps.scanner import axis_spacing, training_geometry
 from bdgd.checks import InputError
+from bdgd.data.scanner import training_geometry
 from bdgd.operators import Geometry
 
 
@@ -46,7 +46,7 @@ def test_impossible_wishes(wishes: dict[str, Any], message: str) -> None:
 def test_another_size_keeps_the_field_and_joins_detectors() -> None:
     geometry, notes = training_geometry(replace(FAN, image_size=(64, 48), detectors=141, detector_offset=0.3), size=32)
     assert geometry.image_size == (32, 32) and geometry.pixel_size * 32 == pytest.approx(FAN.pixel_size * 64)
-    assert axis_spacing(geometry) == pytest.approx(geometry.pixel_size, rel=0.01) and geometry.detectors == 35
+    assert geometry.axis_spacing == pytest.approx(geometry.pixel_size, rel=0.01) and geometry.detectors == 35
     # the joined cells are where the first 140 of 141 were
     assert float(geometry.detector_positions()[0]) == pytest.approx((0 - 70) * 0.8 + 0.3 + 1.5 * 0.8)
     assert len(notes) == 2 and "averaged into one" in notes[1]

@@ -65,6 +65,7 @@ def test_a_training_that_diverges_says_so_by_its_kind(tmp_path: Path) -> None:
         ({"initialise": "random"}, "initialise must be one of 'previous', 'fresh', got 'random'"),
         ({"kl_weight": 0.0}, "kl_weight must be above 0"),
         ({"kl_weight": math.inf}, "kl_weight must be finite"),
+        ({"first_noise_level": 0.0}, "first_noise_level must be above 0"),
         ({"epochs": 0}, "epochs must be at least 1"),
         ({"batch": 0}, "batch must be at least 1"),
         ({"learning_rate": -1.0}, "learning_rate must be above 0"),

@@ -87,7 +87,7 @@ def _preset(model: Reconstructor) -> Preset | None:
     """What the model was trained by, where it says so and it is for the model's geometry."""
     text = model.provenance.get("preset_text")
     preset = None if text is None else parse_preset(str(text), str(model.provenance.get("preset", "its preset")))
-    return preset if preset is not None and preset.geometry == getattr(model.A, "geometry", None) else None
+    return preset if preset is not None and preset.geometry == model.geometry else None
 
 
 def _train_head(out: Output, network: Reconstructor, noise: Noise | None, count: int, epochs: int, draws: int, seed: int) -> None:

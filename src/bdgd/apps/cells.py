@@ -9,12 +9,13 @@ from typing import Any
 
 from bdgd.apps.costs import training_cost
 from bdgd.apps.evaluate import result_of
+from bdgd.apps.presets import changes_since, preset_names, read_preset
 from bdgd.apps.provenance import provenance
 from bdgd.apps.reproduction import Reproduction
 from bdgd.evaluation import METHODS, SETTINGS, find_method, score, table_scans
 from bdgd.evaluation.methods import training_of
 from bdgd.evaluation.tables import markdown, read_cell, rows, write_cell
-from bdgd.models import provenance_of
+from bdgd.models import pretrained, provenance_of
 from bdgd.operators import RayTransform
 
 
@@ -22,8 +23,15 @@ def make_table(job: Reproduction, table: str, setting: str, page: Path | None = 
     """Fill the cells of a table and write it as Markdown, also into a page where one is given."""
     for row in rows(setting):
         fill_cell(job, setting, row.method)
-    text = markdown(job.folder, setting, job.effort.note())
-    job.publish(table, text, page)
+    earlier = [told for row in rows(setting) if (told := trained_otherwise(row.method))]
+    job.publish(table, "\n".join([markdown(job.folder, setting, job.effort.note()), *(f"*{told}*" for told in earlier)]), page)
+
+
+def trained_otherwise(model: str) -> str:
+    """How the training of a shipped model differs from the preset of its name, which has changed since; empty where it does not."""
+    text = provenance_of(model).get("preset_text") if model in pretrained() else None
+    changes = changes_since(text, read_preset(model)) if text and model in preset_names() else []
+    return f"{model} was trained by an earlier preset: {'; '.join(changes)}." if changes else ""
 
 
 def fill_cell(job: Reproduction, setting: str, method: str) -> None:

@@ -21,15 +21,15 @@ from bdgd.apps.outputs import Grid
 from bdgd.apps.places import default_places
 from bdgd.apps.provenance import hardware, provenance
 from bdgd.apps.report import report
-from bdgd.apps.residual import residual
 from bdgd.apps.subject import Subject
 from bdgd.classical import fbp, tv
 from bdgd.data import GaussianNoise, ellipse_images, named_generator, shepp_logan, simulate
 from bdgd.evaluation import Panel, Scale, panels, save_figure
 from bdgd.evaluation.strata import object_pixels
 from bdgd.inference import Posterior, alarm, reconstruct_and_keep
+from bdgd.inference.residual import residual
 from bdgd.metrics import psnr, ssim
-from bdgd.models import Reconstructor, load
+from bdgd.models import Reconstructor, load, ray_transform
 from bdgd.storage import write_json, write_text
 
 MODEL = "sparse30-mfvi"
@@ -68,20 +68,9 @@ def demo(
     make_folder(output)
     start = time.perf_counter()
     model = load(MODEL, device=where).calibrated_for(draws)
-    A = model.A
     truth = torch.cat((shepp_logan(128), ellipse_images("test", ELLIPSE_IMAGE + 1)[ELLIPSE_IMAGE:]))
-    y = simulate(A, truth, NOISE, generator=named_generator("demo noise", seed)).sinograms.to(where)
-    with out.progress("reconstructing", 2 + len(PHANTOMS) * draws) as step:
-        estimates = {"FBP": fbp(A, y).cpu()}
-        step(figure="TV")
-        estimates["TV"] = tv(A, y, **TV).cpu()
-        step(figure=f"bdgd, {draws} draws")
-        # One by one: the report looks at the draws of the first alone, and an image's result does not depend on its batch.
-        posteriors = [
-            reconstruct_and_keep(model, part, draws, generator=named_generator("demo draws", seed), on_draw=lambda _: step())
-            for part in y.split(1)
-        ]
-    estimates["bdgd"] = torch.cat([posterior.mean.cpu() for posterior in posteriors])
+    y = simulate(model.A, truth, NOISE, generator=named_generator("demo noise", seed)).sinograms.to(where)
+    estimates, posteriors = _reconstructed(out, model, y, draws, seed)
     origin = {**provenance(seed, where), "model": MODEL, "draws": draws}
     command = f"bdgd demo --draws {draws} --seed {seed} -o {shlex.quote(str(output))}"
     _report(output, model, y[:1], truth[:1], posteriors[0], {**origin, "model_provenance": model.provenance}, command)
@@ -108,11 +97,27 @@ def _activation() -> list[tuple[str, str]]:
     return [(f"source {shlex.quote(os.path.relpath(script))}", "first: puts the command bdgd on your path")]
 
 
+def _reconstructed(out: Output, model: Reconstructor, y: Tensor, draws: int, seed: int) -> tuple[dict[str, Tensor], list[Posterior]]:
+    """The phantoms' images (B, 1, H, W) on the CPU by each method, and the posterior of each phantom."""
+    with out.progress("reconstructing", 2 + len(PHANTOMS) * draws) as step:
+        estimates = {"FBP": fbp(model.A, y).cpu()}
+        step(figure="TV")
+        estimates["TV"] = tv(model.A, y, **TV).cpu()
+        step(figure=f"bdgd, {draws} draws")
+        # One by one: the report looks at the draws of the first alone, and an image's result does not depend on its batch.
+        posteriors = [
+            reconstruct_and_keep(model, part, draws, generator=named_generator("demo draws", seed), on_draw=lambda _: step())
+            for part in y.split(1)
+        ]
+    estimates["bdgd"] = torch.cat([posterior.mean.cpu() for posterior in posteriors])
+    return estimates, posteriors
+
+
 def _report(
     folder: Path, model: Reconstructor, y: Tensor, truth: Tensor, posterior: Posterior, origin: dict[str, Any], command: str
 ) -> None:
     """The report of the first phantom, as `bdgd reconstruct` would write it."""
-    geometry = model.A.geometry  # type: ignore[attr-defined]
+    geometry = ray_transform(model).geometry
     subject = Subject(
         name=f"{PHANTOMS[0]} phantom",
         geometry=geometry,

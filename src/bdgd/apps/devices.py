@@ -17,7 +17,7 @@ from bdgd.evaluation.pages import markdown_table, origins, require_place
 from bdgd.evaluation.tables import read_cell
 from bdgd.inference import reconstruct
 from bdgd.metrics import psnr
-from bdgd.models import Reconstructor, load, pretrained
+from bdgd.models import Reconstructor, load, pretrained, ray_transform
 from bdgd.storage import read_kept, write_json
 
 #: Devices agree where the means over the test set differ by at most this many dB.
@@ -39,7 +39,7 @@ def make_devices(job: Reproduction, page: Path | None = None) -> None:
         model = load(name, device=job.device)
         identity = {"weights": model.fingerprint(), "effort": asdict(job.effort)}
         there = results["models"].get(name, {})
-        if getattr(model.A, "geometry", None) not in SETTINGS.values() or all(there.get(key) == value for key, value in identity.items()):
+        if model.geometry not in SETTINGS.values() or all(there.get(key) == value for key, value in identity.items()):
             continue
         results["models"][name] = {**identity, **(_from_table(job, name, model) or _measured(job, name, model))}
         write_json(path, results)
@@ -61,7 +61,7 @@ def _from_table(job: Reproduction, name: str, model: Reconstructor) -> Results |
     """What the table's cell says, where it was made on this CPU: there everything is float32, with the same scans and draws."""
     if job.device.type != "cpu":
         return None
-    setting = next(known for known, geometry in SETTINGS.items() if geometry == model.A.geometry)  # type: ignore[attr-defined]
+    setting = next(known for known, geometry in SETTINGS.items() if geometry == model.geometry)
     here = {"seed": 0, "hardware": hardware(job.device)}
     recipe = {"draws": job.effort.draws if model.random else 1, "trained": training_of(model.provenance)}
     for entry in read_cell(job.folder, setting, name):
@@ -78,7 +78,7 @@ def _measured(job: Reproduction, name: str, model: Reconstructor) -> Results:
 
 def _psnrs(job: Reproduction, name: str, model: Reconstructor) -> list[float]:
     """PSNR of the mean of the draws for every scan of the tables, Shepp-Logan last; the draws come from a generator on the CPU."""
-    scans = table_scans(model.A, job.effort.ellipses + 1, 0)  # type: ignore[arg-type]
+    scans = table_scans(ray_transform(model), job.effort.ellipses + 1, 0)
     assert scans.images is not None
     found: list[float] = []
     with job.out.progress(f"devices: {name}", len(scans)) as step:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
@@ -94,18 +94,8 @@ def evaluate(
     setting, images = setting or Setting(setting_of(wanted)), 101 if images is None else images
     A = RayTransform(SETTINGS[setting], where)
     test = table_scans(A, images, seed)
-    results: dict[str, dict[str, Any]] = {}
-    rows: list[list[str]] = []
-    honesty: dict[str, dict[str, UncertaintyScores]] = {}
-    for name, prepare in wanted.items():
-        method, scores, preparing = _score(out, name, partial(prepare, A, seed, replace(FULL, draws=draws)), test, remember=uncertainty)
-        results[name] = result_of(scores, method.recipe, preparing)
-        rows.append(_row(name, scores, method.recipe))
-        if uncertainty and method.posterior is None:
-            out.note(f"{name} has no error bars to score")
-        elif uncertainty:
-            honesty[name] = uncertainty_of(out, name, method, test)
-            results[name]["uncertainty"] = {kind: found.to_dict() for kind, found in honesty[name].items()}
+    ready = {name: partial(prepare, A, seed, replace(FULL, draws=draws)) for name, prepare in wanted.items()}
+    results, rows, honesty = _score_all(out, ready, test, uncertainty)
     columns = ("method", "PSNR / dB", "SSIM", "PSNR / dB, SL", "SSIM, SL", "seconds", "recipe")
     out.table(columns, rows, f"{setting}, seed {seed}: mean of {images - 1} ellipse images, and Shepp-Logan (SL)", right=columns[1:6])
     if honesty:
@@ -133,6 +123,25 @@ def _require_alone(setting: Setting | None, images: int | None, uncertainty: boo
     for name, given in (("--setting", setting is not None), ("--images", images is not None), ("--uncertainty", uncertainty)):
         if given:
             raise InputError(f"{name} belongs to the test set, and --scans takes its place; leave one of them out")
+
+
+def _score_all(
+    out: Output, methods: Mapping[str, Callable[[], Method]], test: Scans, uncertainty: bool
+) -> tuple[dict[str, dict[str, Any]], list[list[str]], dict[str, dict[str, UncertaintyScores]]]:
+    """Of each method what the file says, its row of the table and, where asked for and it has any, the scores of its error bars."""
+    results: dict[str, dict[str, Any]] = {}
+    rows: list[list[str]] = []
+    honesty: dict[str, dict[str, UncertaintyScores]] = {}
+    for name, prepare in methods.items():
+        method, scores, preparing = _score(out, name, prepare, test, remember=uncertainty)
+        results[name] = result_of(scores, method.recipe, preparing)
+        rows.append(_row(name, scores, method.recipe))
+        if uncertainty and method.posterior is None:
+            out.note(f"{name} has no error bars to score")
+        elif uncertainty:
+            honesty[name] = uncertainty_of(out, name, method, test)
+            results[name]["uncertainty"] = {kind: found.to_dict() for kind, found in honesty[name].items()}
+    return results, rows, honesty
 
 
 def _score(out: Output, name: str, prepare: Callable[[], Method], test: Scans, *, remember: bool) -> tuple[Method, Scores, float]:

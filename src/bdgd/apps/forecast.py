@@ -17,7 +17,7 @@ from bdgd.evaluation.timing import seconds_of
 from bdgd.models import DeepGradientDescent
 from bdgd.operators import symmetries
 from bdgd.operators.joseph import most_entries
-from bdgd.training.greedy import BATCH
+from bdgd.training.frontier import BATCH
 from bdgd.training.loop import Schedule, Trainer
 from bdgd.training.objective import BlockObjective
 

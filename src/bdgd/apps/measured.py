@@ -16,7 +16,7 @@ from bdgd.apps.options import Device, Seed, choose_device, make_folder
 from bdgd.apps.provenance import provenance
 from bdgd.checks import InputError
 from bdgd.evaluation import FULL
-from bdgd.evaluation.challenge import CONDITIONS, TRAINING, Condition, MeasuredScan, find_scans, read_measured
+from bdgd.evaluation.challenge import CONDITIONS, TRAINING, MeasuredScan, ViewCondition, find_scans, read_measured
 from bdgd.evaluation.figures import Panel, Scale, panels, save_figure
 from bdgd.evaluation.measured import disc_scores
 from bdgd.evaluation.measured_figures import FIGURES, measured_figure
@@ -113,7 +113,7 @@ def _show(out: Output, page: Path | None, marker: str, table: str) -> None:
     out.say(table + "\n")
 
 
-def _condition(name: str) -> Condition:
+def _condition(name: str) -> ViewCondition:
     if name not in CONDITIONS:
         raise InputError(f"--condition must be one of {', '.join(CONDITIONS)}, got {name!r}")
     return CONDITIONS[name]
@@ -126,7 +126,7 @@ def _chosen(paths: dict[str, Path], names: Sequence[str] | None) -> dict[str, Pa
     return {name: path for name, path in paths.items() if not names or name in names}
 
 
-def _available(out: Output, job: _Job, condition: Condition) -> list[str]:
+def _available(out: Output, job: _Job, condition: ViewCondition) -> list[str]:
     """Everything that fits the condition, a model that carries a correction only with it; a model that is not shipped is named."""
     wanted = [f"{condition.model}-{kind}" for kind in ("dgd", "mfvi")]
     for name in wanted:
@@ -184,7 +184,7 @@ class _Job:
         return f"{plain}{LINEAR}"
 
 
-def _fill(out: Output, job: _Job, condition: Condition, name: str) -> None:
+def _fill(out: Output, job: _Job, condition: ViewCondition, name: str) -> None:
     """Add the scans that are not there yet: all at once on a GPU, which takes as long as one; a few at a time on a CPU."""
     method, there = job.method(name), read_entries(job.folder, condition.name, name)
     needed = job.references is not None and method is not None
@@ -202,7 +202,7 @@ def _fill(out: Output, job: _Job, condition: Condition, name: str) -> None:
 
 
 def _results(
-    name: str, method: MeasuredMethod | None, scans: Sequence[MeasuredScan], condition: Condition, references: References | None
+    name: str, method: MeasuredMethod | None, scans: Sequence[MeasuredScan], condition: ViewCondition, references: References | None
 ) -> dict[str, dict[str, dict[str, float | None]]]:
     """{scan: {setting: {score: value}}}."""
     if method is None:

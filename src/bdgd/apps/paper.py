@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bdgd.apps.cells import fill_cell
+from bdgd.apps.cells import fill_cell, trained_otherwise
 from bdgd.apps.costs import training_cost
 from bdgd.apps.provenance import provenance
 from bdgd.apps.reproduction import Reproduction
@@ -55,7 +55,8 @@ def make_claims(job: Reproduction, page: Path | None = None) -> None:
             claims.append(claim)
     lab.missing = sorted({name for claim in claims for name in claim.missing})
     _tell_missing(job, "claims", lab.missing)
-    text = markdown(claims, job.effort.note())
+    earlier = [told for name in sorted(lab.used) if (told := trained_otherwise(name))]
+    text = "\n\n".join([markdown(claims, job.effort.note()), *earlier])
     write_text(job.folder / "claims.md", text + "\n")
     if page is not None and has_place(page, "claims"):
         insert(page, "claims", text)

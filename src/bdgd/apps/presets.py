@@ -13,6 +13,7 @@ seed                  of the images, the noise, the weights and the training
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ _SCHEDULE = ("epochs", "batch", "learning_rate", "last_learning_rate")
 _KEYS = {
     "cascade": {
         "model": ("kind", "blocks", "last_layer", "gradient_scale", "value_scale"),
-        "training": (*_SCHEDULE, "weight_decay", "kl_weight", "initialise", "augment", "revive"),
+        "training": (*_SCHEDULE, "weight_decay", "kl_weight", "initialise", "first_noise_level", "augment", "revive"),
         "finetuning": (*_SCHEDULE, "kl_weight"),
     },
     "primal-dual": {
@@ -129,6 +130,37 @@ def with_seed(preset: Preset, seed: int) -> Preset:
     """The preset with another seed, in its text too: what a run folder keeps must say what was run."""
     without = re.sub(r"^seed\s*=.*\n", "", preset.text, count=1, flags=re.MULTILINE)
     return parse_preset(f"seed = {seed}\n{without}", preset.name)
+
+
+def changes_since(text: str, preset: Preset) -> list[str]:
+    """What the preset's text says otherwise than an earlier `text` of it, such as "weight_decay 0.001, now 0"; comments and seed aside."""
+    before, now = (_values(tomllib.loads(source)) for source in (text, preset.text))
+    keys = sorted((before.keys() | now.keys()) - {("seed",)})
+    return [f"{key[-1]} {before.get(key, 'not given')}, now {now.get(key, 'not given')}" for key in keys if before.get(key) != now.get(key)]
+
+
+def _values(table: dict[str, Any], path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
+    """The values of nested tables by their path."""
+    found: dict[tuple[str, ...], Any] = {}
+    for key, value in table.items():
+        found |= _values(value, (*path, key)) if isinstance(value, dict) else {(*path, key): value}
+    return found
+
+
+def preset_text(values: dict[str, Any], comment: str) -> str:
+    """A preset as TOML: its seed, then its sections."""
+    lines = [f"# {' '.join(comment.split())}"]
+    lines += [f"{key} = {_toml(value)}" for key, value in values.items() if not isinstance(value, dict)]
+    for section, entries in values.items():
+        if isinstance(entries, dict):
+            lines += ["", f"[{section}]", *(f"{key} = {_toml(value)}" for key, value in entries.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {_toml(entry)}" for key, entry in value.items()) + " }"
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _folder() -> Any:

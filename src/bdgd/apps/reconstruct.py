@@ -20,7 +20,6 @@ from bdgd.apps.outputs import NAMES, posterior_files
 from bdgd.apps.pictures import percent
 from bdgd.apps.provenance import digest, printable, provenance
 from bdgd.apps.report import against_truth, report
-from bdgd.apps.residual import residual
 from bdgd.apps.scan_tasks import Task, examine, result_folders
 from bdgd.apps.subject import Subject, Thumbnail
 from bdgd.checks import InputError
@@ -29,6 +28,7 @@ from bdgd.data import Scans
 from bdgd.evaluation.figures import Panel, Scale, panels
 from bdgd.inference import Posterior, alarm, explain_rest, reconstruct_and_keep
 from bdgd.inference import reconstruct as sample
+from bdgd.inference.residual import residual
 from bdgd.models import Reconstructor, load
 from bdgd.storage import replacing_together
 

@@ -16,9 +16,9 @@ from torch import Tensor
 import bdgd
 from bdgd.apps.pictures import escaped, percent, short
 from bdgd.apps.report_figures import image_figures, profile_drawings, profile_legend, stack_section
-from bdgd.apps.residual import Residual
 from bdgd.apps.subject import Subject
 from bdgd.inference import Alarm
+from bdgd.inference.residual import Residual
 from bdgd.metrics import psnr
 from bdgd.operators import FanBeam
 

@@ -14,7 +14,7 @@ from bdgd.apps.provenance import printable
 from bdgd.checks import InputError
 from bdgd.data import Correction, Scans, match, open_stack
 from bdgd.data.matching import REMEDY
-from bdgd.models import Reconstructor, geometry_of, pretrained
+from bdgd.models import Reconstructor, geometry_of, pretrained, ray_transform
 from bdgd.operators import Geometry
 
 
@@ -43,7 +43,7 @@ def examine(path: Path, model: Reconstructor, draws: int, *, regions: Path | Non
     """Raise, before any work is done, unless the file fits the model and the options fit the file."""
     with open_stack(path) as stack:
         scan, count = stack[0], len(stack)
-    geometry: Geometry = model.A.geometry  # type: ignore[attr-defined]
+    geometry = ray_transform(model).geometry
     try:
         first = match(scan, geometry)[0].corrected(model.correction)
     except InputError as error:

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bdgd.apps.costs import GPU, training_seconds
-from bdgd.apps.own_scan import preset_text
-from bdgd.apps.presets import Preset, parse_preset, read_preset
+from bdgd.apps.presets import Preset, parse_preset, preset_text, read_preset
 from bdgd.apps.provenance import provenance
 from bdgd.apps.reproduction import Reproduction
 from bdgd.apps.training import train_preset

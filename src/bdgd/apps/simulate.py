@@ -12,9 +12,7 @@ from torch import Tensor
 
 from bdgd.apps.console import Output
 from bdgd.apps.options import Device, Seed, choose_device, require_writable
-from bdgd.apps.own_scan import value_scale
 from bdgd.apps.provenance import provenance
-from bdgd.apps.scanner import Scanner, read_scanner
 from bdgd.checks import InputError, require_count
 from bdgd.data import (
     Correction,
@@ -32,6 +30,9 @@ from bdgd.data import (
     write_scans,
 )
 from bdgd.data import simulate as simulate_scans
+from bdgd.data.estimates import three_digits
+from bdgd.data.scanner import Scanner, read_scanner
+from bdgd.models.scales import value_scale
 from bdgd.operators import Geometry, ParallelBeam, RayTransform
 
 
@@ -93,7 +94,7 @@ def simulate(
     A = RayTransform(scanner.geometry, where)
     images = _phantoms(phantom, text, count, scanner.geometry, seed)
     if scanner.scan is not None:
-        images = images * float(f"{value_scale(scanner.scan.corrected(beam), phantom == Phantom.discs_with_holes):.3g}")
+        images = images * three_digits(value_scale(scanner.scan.corrected(beam), phantom == Phantom.discs_with_holes))
     mismatch = None if beam is None else Mismatch(beam=(beam.hardening, beam.hardening))
     scans = simulate_scans(A, images, disturbance, generator=named_generator("simulate noise", seed), mismatch=mismatch)
     scans = replace(scans, unit=scanner.unit)

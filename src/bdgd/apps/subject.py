@@ -10,8 +10,8 @@ from torch import Tensor
 
 from bdgd.apps.outputs import Grid
 from bdgd.apps.places import Places
-from bdgd.apps.residual import Residual
 from bdgd.inference import Alarm, Posterior
+from bdgd.inference.residual import Residual
 from bdgd.operators import Geometry
 
 

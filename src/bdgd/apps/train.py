@@ -187,7 +187,7 @@ def _summarise(out: Output, model: Reconstructor, run: Path, scan: Path | None) 
     trained = shlex.quote(str(run / "model.safetensors"))
     if scan is not None:
         out.say(f"next: bdgd reconstruct {shlex.quote(str(scan))} --model {trained} -o RESULT")
-    elif getattr(model.A, "geometry", None) in SETTINGS.values():
+    elif model.geometry in SETTINGS.values():
         out.say(f"next: bdgd evaluate fbp tv {trained}")
 
 

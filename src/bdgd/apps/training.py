@@ -19,8 +19,7 @@ from bdgd.models import DeepGradientDescent, LearnedPrimalDual, Reconstructor, s
 from bdgd.operators import RayTransform
 from bdgd.storage import write_json, write_text
 from bdgd.training import History, finetune_jointly, train_directly, train_greedily
-from bdgd.training.loop import Report
-from bdgd.training.run import rank
+from bdgd.training.run import Report, rank
 
 
 def make_scans(preset: Preset, A: RayTransform, which: str) -> Scans:

@@ -49,8 +49,7 @@ def fbp(A: LinearOperator, y: Tensor, filter: str = "ram-lak") -> Tensor:
     require_choice(filter, tuple(FILTERS), "filter")
     filtered = _ramp_filter(_ray_weights(geometry).to(y) * y, filter)
     if isinstance(geometry, FanBeam):
-        axis_spacing = geometry.detector_spacing * geometry.source_to_axis / geometry.source_to_detector
-        return torch.cat([_back_project(geometry, part[:, 0] / axis_spacing) for part in filtered.split(BATCH)])
+        return torch.cat([_back_project(geometry, part[:, 0] / geometry.axis_spacing) for part in filtered.split(BATCH)])
     return A.T(filtered) / geometry.pixel_size**2  # a column of A sums to pixel_size^2 / detector_spacing in a view
 
 

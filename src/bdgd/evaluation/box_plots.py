@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from bdgd.data import ellipse_images
 from bdgd.evaluation.figures import new_figure
-from bdgd.evaluation.lab import Lab, display_name, last_block, side
+from bdgd.evaluation.lab import Lab, display_name, side
+from bdgd.inference.sampling import last_block
 from bdgd.metrics import psnr
 
 if TYPE_CHECKING:

@@ -80,7 +80,7 @@ class MeasuredScan:
 
 
 @dataclass(frozen=True)
-class Condition:
+class ViewCondition:
     """How much of a scan is used: some views all around, or an arc with a view per degree. `model` begins the name of its models."""
 
     name: str
@@ -142,11 +142,11 @@ class Condition:
 CONDITIONS = {
     condition.name: condition
     for condition in (
-        Condition("views60", "60 of 360 views", "htc60views", views=60),
-        Condition("views30", "30 of 360 views", "htc30views", views=30),
-        Condition("arc90", "an arc of 90 degrees", "htc-arc90", degrees=90, own=("01a", "01b")),
-        Condition("arc60", "an arc of 60 degrees", "htc-arc60", degrees=60, own=("04a", "04b")),
-        Condition("arc30", "an arc of 30 degrees", "htc-arc30", degrees=30, own=("07a", "07b")),
+        ViewCondition("views60", "60 of 360 views", "htc60views", views=60),
+        ViewCondition("views30", "30 of 360 views", "htc30views", views=30),
+        ViewCondition("arc90", "an arc of 90 degrees", "htc-arc90", degrees=90, own=("01a", "01b")),
+        ViewCondition("arc60", "an arc of 60 degrees", "htc-arc60", degrees=60, own=("04a", "04b")),
+        ViewCondition("arc30", "an arc of 30 degrees", "htc-arc30", degrees=30, own=("07a", "07b")),
     )
 }
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from bdgd.checks import InputError, require_choice, require_number
 from bdgd.data import GaussianNoise, Mismatch, Noise, Scans, named_generator, simulate
-from bdgd.models import Reconstructor
+from bdgd.models import Reconstructor, ray_transform
 from bdgd.operators import Geometry, RayTransform
 
 #: The kinds, in the order in which they are shown, with what their value is.
@@ -112,10 +112,9 @@ def geometry_of(model: Reconstructor) -> Geometry:
 
 def _of_other_views(model: Reconstructor, images: Tensor, noise: Noise, views: int, generator: torch.Generator) -> Scans:
     """A scan of so many views over the same arc, of which each of the model's V views gets the nearest."""
-    geometry = geometry_of(model)
-    assert isinstance(model.A, RayTransform)
+    geometry, A = geometry_of(model), ray_transform(model)
     other = replace(geometry, angles=spread_views(geometry, views))
-    scans = simulate(RayTransform(other, model.A.device, model.A.dtype), images, noise, generator=generator)
+    scans = simulate(RayTransform(other, A.device, A.dtype), images, noise, generator=generator)
     apart = np.abs(np.asarray(other.angles)[None] - np.asarray(geometry.angles)[:, None])  # (V, n)
     return replace(scans, sinograms=scans.sinograms[:, :, apart.argmin(1).tolist()], geometry=geometry)
 

@@ -63,10 +63,10 @@ def scans_for(scans: Scans, methods: Sequence[str]) -> Scans:
     needs = [(name, load(name)) for name in methods if name not in METHODS]
     for name, model in needs[1:]:
         first, other = needs[0]
-        if (getattr(model.A, "geometry", None), model.correction) != (getattr(other.A, "geometry", None), other.correction):
+        if (model.geometry, model.correction) != (other.geometry, other.correction):
             raise InputError(f"the models {first} and {name} need different scans, by geometry or correction; score them one by one")
     if needs:
-        geometry = getattr(needs[0][1].A, "geometry", None)
+        geometry = needs[0][1].geometry
         if geometry is None:
             raise InputError(f"the model {needs[0][0]} has no geometry, so scans cannot be fitted to it; choose a model of a scanner")
         scans = match(scans, geometry)[0].corrected(needs[0][1].correction)

@@ -16,9 +16,9 @@ from torch import Tensor
 from bdgd.data import named_generator, simulate
 from bdgd.evaluation.benchmark import FULL, NOISE, Effort, images_at_once
 from bdgd.inference import Posterior, reconstruct_blocks
+from bdgd.inference.sampling import last_block
 from bdgd.metrics import psnr, ssim
-from bdgd.models import DeepGradientDescent, Reconstructor, load, pretrained
-from bdgd.operators import RayTransform
+from bdgd.models import Reconstructor, load, pretrained
 
 T = TypeVar("T")
 
@@ -97,17 +97,6 @@ class Lab:
             block: Look(*(torch.cat([getattr(part[block], what).cpu() for part in parts]) for what in ("mean", "epistemic")))
             for block in blocks
         }
-
-
-def last_block(model: Reconstructor) -> int:
-    """The number of blocks; a model without blocks counts as one."""
-    return len(model.blocks) if isinstance(model, DeepGradientDescent) else 1
-
-
-def ray_transform(model: Reconstructor) -> RayTransform:
-    """The operator of a shipped model, which always has a geometry."""
-    assert isinstance(model.A, RayTransform)
-    return model.A
 
 
 def side(model: Reconstructor) -> int:

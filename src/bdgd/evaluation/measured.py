@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from bdgd.data import Correction, Scans, named_generator
-from bdgd.evaluation.challenge import Condition, MeasuredScan
-from bdgd.evaluation.mismatch import air_offset, photon_noise
+from bdgd.data.estimates import photon_noise
+from bdgd.evaluation.challenge import MeasuredScan, ViewCondition
+from bdgd.evaluation.mismatch import air_offset
 from bdgd.evaluation.segmentation import filled_disc, matthews, rotated, segmented
 from bdgd.inference import Posterior
 from bdgd.inference.regions import shared_std
@@ -69,7 +70,7 @@ class MeasuredScores:
 
 
 def score_measured(
-    found: Reconstructed, scans: Sequence[MeasuredScan], condition: Condition, truths: Tensor | None, seconds: float
+    found: Reconstructed, scans: Sequence[MeasuredScan], condition: ViewCondition, truths: Tensor | None, seconds: float
 ) -> list[MeasuredScores]:
     """All scores of every image; truths (B, 1, N, N): the references, where they are wanted, as if their arcs started at 0 degrees."""
     scores = []
@@ -112,7 +113,7 @@ def acrylic_value(image: Tensor, segmentation: Tensor) -> float:
 
 @torch.no_grad()
 def predicted_views(
-    found: Reconstructed, scans: Sequence[MeasuredScan], condition: Condition
+    found: Reconstructed, scans: Sequence[MeasuredScan], condition: ViewCondition
 ) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
     """Per scan: lower and upper end of the predictive interval of some left-out views, what was measured there, the width from noise alone.
 

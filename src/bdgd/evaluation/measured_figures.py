@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from bdgd.evaluation.challenge import Condition, MeasuredScan
+from bdgd.evaluation.challenge import MeasuredScan, ViewCondition
 from bdgd.evaluation.figures import Panel, Scale, panels
 from bdgd.evaluation.measured import Reconstructed, acrylic_value
 from bdgd.evaluation.measured_methods import MeasuredMethod
@@ -26,7 +26,7 @@ _ERRORS = Scale("segmentation minus the organisers'", -1.0, 1.0, "RdBu_r")
 
 
 def measured_figure(
-    folder: Path, shown: Sequence[tuple[MeasuredScan, Condition]], method: Callable[[str], MeasuredMethod | None]
+    folder: Path, shown: Sequence[tuple[MeasuredScan, ViewCondition]], method: Callable[[str], MeasuredMethod | None]
 ) -> Figure:
     """A row per scan: FBP, TV, where a model is shipped its mean and standard deviation, and the errors of the segmentations."""
     with_models = any(f"{condition.model}-mfvi" in pretrained() for _, condition in shown)
@@ -35,7 +35,7 @@ def measured_figure(
 
 
 def _row(
-    folder: Path, scan: MeasuredScan, condition: Condition, method: Callable[[str], MeasuredMethod | None], with_models: bool
+    folder: Path, scan: MeasuredScan, condition: ViewCondition, method: Callable[[str], MeasuredMethod | None], with_models: bool
 ) -> list[Panel]:
     """FBP, TV, with_models a model's mean and standard deviation, and where the segmentations of TV and the model are wrong."""
     fbp = _found(folder, "fbp", method("fbp"), scan, condition)
@@ -51,7 +51,7 @@ def _row(
     return row + errors
 
 
-def _found(folder: Path, name: str, method: MeasuredMethod | None, scan: MeasuredScan, condition: Condition) -> Reconstructed:
+def _found(folder: Path, name: str, method: MeasuredMethod | None, scan: MeasuredScan, condition: ViewCondition) -> Reconstructed:
     """The image of the setting that the table takes for this scan; where there is no choice yet, the first."""
     assert method is not None
     entries = read_entries(folder, condition.name, name)

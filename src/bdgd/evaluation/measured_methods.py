@@ -1,7 +1,7 @@
 """Methods on measured scans, all scans of a condition as one batch, and the references that they are compared with.
 
 A single image keeps a GPU waiting for the next instruction: all scans together take about as long as one. The scan of an arc that starts
-elsewhere is the same scanner with the object turned, so the scans of a condition have one geometry (`Condition.counted_from_start`).
+elsewhere is the same scanner with the object turned, so the scans of a condition have one geometry (`ViewCondition.counted_from_start`).
 
 A model's name followed by `+rest` has the smooth rest of each scan added (`bdgd.inference.rest`).
 A method's name followed by `+linear` takes the same scans with their air offset and beam hardening corrected, and is compared with a
@@ -23,12 +23,12 @@ from torch import Tensor
 from bdgd.checks import InputError
 from bdgd.classical import fbp, tv
 from bdgd.data import Correction, Scans, match, named_generator
-from bdgd.evaluation.challenge import Condition, MeasuredScan
+from bdgd.evaluation.challenge import MeasuredScan, ViewCondition
 from bdgd.evaluation.measured import Reconstructed, score_measured
 from bdgd.evaluation.mismatch import CORRECTION
 from bdgd.inference import explain_rest, reconstruct_and_keep
-from bdgd.models import Reconstructor
-from bdgd.operators import Geometry, RayTransform
+from bdgd.models import Reconstructor, ray_transform
+from bdgd.operators import RayTransform
 from bdgd.storage import replacing
 
 LINEAR, REST = "+linear", "+rest"
@@ -40,10 +40,10 @@ REFERENCE_WEIGHT = 1e-5
 TOLERANCE, MOST_ITERATIONS = 3e-3, 2000
 
 #: A method on measured scans: scans and the condition in, one result for all of them per setting that it tries (the weights of TV) out.
-MeasuredMethod = Callable[[Sequence[MeasuredScan], Condition], Iterator[tuple[str, Reconstructed]]]
+MeasuredMethod = Callable[[Sequence[MeasuredScan], ViewCondition], Iterator[tuple[str, Reconstructed]]]
 
 
-def measured_fbp(device: torch.device, scans: Sequence[MeasuredScan], condition: Condition) -> Iterator[tuple[str, Reconstructed]]:
+def measured_fbp(device: torch.device, scans: Sequence[MeasuredScan], condition: ViewCondition) -> Iterator[tuple[str, Reconstructed]]:
     """Filtered back-projection with a Hann window on the ramp: measured scans are noisy.
 
     One by one, where the scan lies: over an arc its streaks reach into the corners, which a turned square does not have.
@@ -57,7 +57,7 @@ def measured_fbp(device: torch.device, scans: Sequence[MeasuredScan], condition:
     yield "hann", Reconstructed(torch.cat(images), (0.0,) * len(scans))
 
 
-def measured_tv(device: torch.device, scans: Sequence[MeasuredScan], condition: Condition) -> Iterator[tuple[str, Reconstructed]]:
+def measured_tv(device: torch.device, scans: Sequence[MeasuredScan], condition: ViewCondition) -> Iterator[tuple[str, Reconstructed]]:
     """Total variation for every weight, from the largest down, each from the images before, with all arcs `upright`."""
     seen = condition.counted_from_start(scans, condition.used, at=condition.upright)
     rotations = tuple(condition.rotation(scan.name) - condition.upright for scan in scans)
@@ -76,7 +76,7 @@ def _tv_images(seen: Scans, weights: Sequence[float], device: torch.device) -> I
 
 
 def measured_model(
-    model: Reconstructor, draws: int, seed: int, scans: Sequence[MeasuredScan], condition: Condition, *, rest: bool = False
+    model: Reconstructor, draws: int, seed: int, scans: Sequence[MeasuredScan], condition: ViewCondition, *, rest: bool = False
 ) -> Iterator[tuple[str, Reconstructed]]:
     """A trained model: the scans' views are matched to its geometry. The weights of a draw are the same for all scans.
 
@@ -84,7 +84,7 @@ def measured_model(
     rest: whether the smooth rest that it leaves of each scan is added.
     """
     model = model.calibrated_for(draws if model.random else 1)
-    geometry: Geometry = model.A.geometry  # type: ignore[attr-defined]
+    geometry = ray_transform(model).geometry
     seen, _ = match(condition.counted_from_start(scans, condition.used), geometry)
     if seen.correction is None:
         seen = seen.corrected(model.correction)
@@ -118,7 +118,7 @@ class References:
     def __init__(self, folder: Path, device: torch.device):
         self.folder, self.device = folder, device
 
-    def __call__(self, scans: Sequence[MeasuredScan], condition: Condition, *, linear: bool = False) -> Tensor:
+    def __call__(self, scans: Sequence[MeasuredScan], condition: ViewCondition, *, linear: bool = False) -> Tensor:
         """(B, 1, N, N) of scans, which are `corrected` already where linear says so, each as if its arc started at 0 degrees."""
         paths = [self._path(scan, condition, linear) for scan in scans]
         if missing := [(scan, path) for scan, path in zip(scans, paths, strict=True) if not path.is_file()]:
@@ -129,20 +129,20 @@ class References:
                     np.save(file, image.numpy())
         return torch.cat([torch.from_numpy(np.load(path, allow_pickle=False)) for path in paths]).to(self.device)
 
-    def _path(self, scan: MeasuredScan, condition: Condition, linear: bool) -> Path:
+    def _path(self, scan: MeasuredScan, condition: ViewCondition, linear: bool) -> Path:
         """What is left out all around is the same for every number of views that are used."""
         which = "odd" if condition.views is not None else f"{condition.name}-from-start"
         return self.folder / f"{scan.name}-{which}{'-linear' if linear else ''}.npy"
 
 
-def reference(scans: Sequence[MeasuredScan], condition: Condition, device: torch.device) -> Tensor:
+def reference(scans: Sequence[MeasuredScan], condition: ViewCondition, device: torch.device) -> Tensor:
     """(B, 1, N, N) TV from the views that the condition leaves out, each image as if the scan's arc started at 0 degrees."""
     (images,) = _tv_images(condition.counted_from_start(scans, condition.left_out), (REFERENCE_WEIGHT,), device)
     return images
 
 
 def evaluate_scans(
-    name: str, method: MeasuredMethod, scans: Sequence[MeasuredScan], condition: Condition, references: References | None
+    name: str, method: MeasuredMethod, scans: Sequence[MeasuredScan], condition: ViewCondition, references: References | None
 ) -> dict[str, dict[str, Any]]:
     """The scores of a method by scan and by the setting that it tried: {"07a": {"1e-05": {"mcc": ...}, ...}, ...}.
 

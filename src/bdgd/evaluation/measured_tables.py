@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from bdgd.evaluation.challenge import Condition, group_of
+from bdgd.evaluation.challenge import ViewCondition, group_of
 from bdgd.evaluation.pages import markdown_table
 from bdgd.storage import read_kept, write_json
 
@@ -88,7 +88,7 @@ class Row:
     learned: bool = False
 
 
-def rows(folder: Path, condition: Condition) -> list[Row]:
+def rows(folder: Path, condition: ViewCondition) -> list[Row]:
     """The rows that every table has, and after them whatever else was evaluated."""
     known = [Row("filled disc", "disc"), Row("FBP", "fbp"), Row("TV", "tv")]
     known += [Row("FBP, corrected", "fbp+linear"), Row("TV, corrected", "tv+linear")]
@@ -99,7 +99,7 @@ def rows(folder: Path, condition: Condition) -> list[Row]:
     return known + [Row(name, name) for name in there if name not in {row.method for row in known}]
 
 
-def measured_markdown(folder: Path, condition: Condition) -> str:
+def measured_markdown(folder: Path, condition: ViewCondition) -> str:
     """The table of a condition: means over the scans that are there, and where they were made."""
     own = ", ".join(condition.own)
     columns = ["", "scans", "MCC", "MCC inside", "lowest"] + ([f"inside: {own}"] if own else [])

@@ -45,7 +45,7 @@ def setting_of(names: Iterable[str]) -> str:
     """The setting that the trained models among these methods were made for; sparse view where there are none."""
     for name in names:
         if name not in METHODS:
-            geometry = getattr(load(name).A, "geometry", None)
+            geometry = load(name).geometry
             found = next((setting for setting, known in SETTINGS.items() if known == geometry), None)
             if found is None:
                 raise InputError(
@@ -60,7 +60,7 @@ def prepare_model(name: str, A: RayTransform, seed: int = 0, effort: Effort = FU
     """A trained model; its image is the mean of the draws. Its intervals are calibrated where that holds for so many draws."""
     model = load(name, device=A.device)
     model = model.calibrated_for(effort.draws if model.random else 1)
-    if getattr(model.A, "geometry", None) != A.geometry:
+    if model.geometry != A.geometry:
         raise InputError(f"the model {name} was trained for another geometry than the setting's; choose another --setting")
 
     def posterior(y: Tensor) -> Posterior:

@@ -8,15 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import NormalDist
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bdgd.checks import InputError
 from bdgd.data import Correction, estimate_axis
 from bdgd.data.correction import air_level, hardened, outermost
+from bdgd.data.estimates import photon_noise
 from bdgd.evaluation.challenge import MeasuredScan
 from bdgd.evaluation.pages import markdown_table
 from bdgd.operators import RayTransform
@@ -27,7 +26,6 @@ HARDENING = 0.27
 #: What makes line integrals of one attenuation of the challenge's scans.
 CORRECTION = Correction(air=True, hardening=HARDENING)
 
-_QUARTER = NormalDist().inv_cdf(0.625)  # a quarter of all |n|, n standard normal, lies below it
 _VIEWS_BETWEEN = 15  # the path through acrylic is computed for every 15th view
 _SHORTEST = 0.2  # of the longest path: shorter ones graze the rim, where half a pixel of radius matters
 
@@ -35,19 +33,6 @@ _SHORTEST = 0.2  # of the longest path: shorter ones graze the rim, where half a
 def air_offset(y: Tensor) -> float:
     """What rays that pass the object read, which should be 0: the mean of the outermost detectors of y (1, 1, V, D)."""
     return float(air_level(y))
-
-
-def photon_noise(y: Tensor) -> float:
-    """Standard deviation of a ray through air in y (1, 1, V, D), if photons are counted: a line integral p then has it times e^(p/2).
-
-    From third differences d of neighbouring detectors, which remove what is smooth along the detector: a quarter of the |d| e^(-p/2)
-    lies below 0.3186 sigma sqrt(20), whatever the edges do among the others. One over its square is the number of photons.
-    """
-    if y.shape[-1] < 4:
-        raise InputError(f"the noise cannot be estimated from {y.shape[-1]} detectors; at least 4 are needed")
-    p = y.double()
-    size = torch.diff(p, n=3).abs() * torch.exp(-p[..., 1:-2].clamp(min=0) / 2)
-    return float(size.flatten().kthvalue(max(size.numel() // 4, 1)).values) / (_QUARTER * 20**0.5)
 
 
 @dataclass(frozen=True)

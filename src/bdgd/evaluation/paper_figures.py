@@ -18,12 +18,13 @@ from bdgd.evaluation.benchmark import table_scans
 from bdgd.evaluation.box_plots import box_plots
 from bdgd.evaluation.classical import chosen_tv
 from bdgd.evaluation.figures import Panel, Scale, panels
-from bdgd.evaluation.lab import Lab, Look, display_name, last_block, quality, ray_transform, side
+from bdgd.evaluation.lab import Lab, Look, display_name, quality, side
 from bdgd.evaluation.maps import edge_contrast, spread, text_contrast, variance_panel, variance_scale
 from bdgd.evaluation.subjects import ellipse_pictures, faint_ellipse, text_pictures
 from bdgd.evaluation.tables import read_cell
+from bdgd.inference.sampling import last_block
 from bdgd.metrics import psnr
-from bdgd.models import Reconstructor
+from bdgd.models import Reconstructor, ray_transform
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

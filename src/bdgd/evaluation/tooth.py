@@ -23,7 +23,7 @@ from bdgd.data.formats.contents import named_errors
 from bdgd.evaluation.known_truth import chosen_elsewhere
 from bdgd.inference import reconstruct
 from bdgd.metrics import psnr, ssim
-from bdgd.models import Reconstructor
+from bdgd.models import Reconstructor, ray_transform
 from bdgd.operators import Geometry, ParallelBeam, RayTransform
 from bdgd.storage import read_kept
 
@@ -128,7 +128,7 @@ def _chosen_tv(A: RayTransform, y: Tensor, truth: Tensor, ranges: Sequence[float
 
 
 def _by_model(tooth: Tooth, model: Reconstructor, draws: int, seed: int) -> Tensor:
-    geometry: Geometry = model.A.geometry  # type: ignore[attr-defined]
+    geometry = ray_transform(model).geometry
     seen = match(tooth.used, geometry)[0].corrected(model.correction)
     if geometry.image_size != (_SIZE, _SIZE):
         raise InputError(f"the tooth is scored on {_SIZE} x {_SIZE} pixels of {_PIXEL:g}, the model has {geometry.image_size}")

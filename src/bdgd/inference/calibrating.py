@@ -73,7 +73,7 @@ def calibrate(
         checked.add(witnesses_of(plain, y, posterior, scans.noise))
 
     held, std_edges, z = stratified_thresholds(shape, guarantee, levels, require_count(strata, "strata"))
-    geometry = getattr(model.A, "geometry", None)
+    geometry = model.geometry
     return Calibration(
         draws=draws,
         draw=draw,
@@ -111,7 +111,7 @@ def _prepared(model: Reconstructor, scans: Scans) -> Scans:
         raise InputError("calibrating needs scans with their true images; these have none: simulate them with bdgd.simulate")
     if len(scans) < LEAST_IMAGES:
         raise InputError(f"calibrating needs at least {LEAST_IMAGES} scans, got {len(scans)}; 1000 or more hold 99.5 % as well")
-    geometry = getattr(model.A, "geometry", None)
+    geometry = model.geometry
     if scans.geometry is not None and geometry is not None and scans.geometry != geometry:
         raise InputError("the scans were made with another geometry than the model's; calibrate on scans of the model's geometry")
     model.check(scans.sinograms[:1].to(model.device))

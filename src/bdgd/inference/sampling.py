@@ -48,7 +48,7 @@ def reconstruct(
     tolerance: stop before all draws are made once the relative Monte-Carlo error of the epistemic std is below this.
     on_draw: called with each draw (B, 1, H, W) once it is there, for whoever shows the progress or looks at draws.
     """
-    used = _length(model) if blocks is None else blocks
+    used = last_block(model) if blocks is None else blocks
     options = {"generator": generator, "draw": draw, "precision": precision, "tolerance": tolerance, "on_draw": on_draw}
     return reconstruct_blocks(model, y, (used,), draws, **options)[used]  # type: ignore[arg-type]
 
@@ -114,7 +114,7 @@ def reconstruct_blocks(
     for block, moments_ in zip(at, running, strict=True):
         mean, epistemic = moments_.mean(), moments_.variance()
         mixture = error_mixture(frozen, sinograms, mean, epistemic, block)
-        how = Origin(draw, frozen.calibration, complete=block == _length(frozen))
+        how = Origin(draw, frozen.calibration, complete=block == last_block(frozen))
         posteriors[block] = Posterior(mean, epistemic, mixture.variance(), count, seed, replay(block), mixture, how)
     return posteriors
 
@@ -126,7 +126,7 @@ def error_mixture(model: Reconstructor, y: Tensor, mean: Tensor, epistemic: Tens
     y has been divided by the model's value_scale, as the network sees it; mean and epistemic have not.
     """
     scale = model.value_scale
-    if model.scale_head is not None and block == _length(model):
+    if model.scale_head is not None and block == last_block(model):
         inside = (y, mean / scale, epistemic / scale**2)
         parts = zip(*inside, strict=True) if y.device.type == "cpu" else (inside,)  # see `_draws`
         heads = [model.scale_head(model.clues(*(t.reshape(-1, *t.shape[-3:]) for t in part))) for part in parts]
@@ -135,12 +135,13 @@ def error_mixture(model: Reconstructor, y: Tensor, mean: Tensor, epistemic: Tens
     return ScaleMixture.gaussian((level**2).to(mean).expand_as(mean).clone())
 
 
-def _length(model: Reconstructor) -> int:
+def last_block(model: Reconstructor) -> int:
+    """The number of blocks; a model without blocks counts as one."""
     return len(model.blocks) if isinstance(model, DeepGradientDescent) else 1
 
 
 def _chosen_blocks(model: Reconstructor, at: Sequence[int]) -> tuple[int, ...]:
-    available = _length(model)
+    available = last_block(model)
     chosen = tuple(sorted({require_count(block, "blocks") for block in at}))
     if not chosen or chosen[-1] > available:
         raise InputError(f"blocks must be at most {available}, the length of the cascade, got {chosen[-1] if chosen else 'none'}")

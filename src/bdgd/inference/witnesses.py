@@ -38,7 +38,7 @@ def witnesses_of(model: Reconstructor, y: Tensor, posterior: Posterior, noise: N
     """What each witness of `SHARES` that can be measured says, (B,) float64 on the CPU."""
     mean = posterior.mean
     residual = model.A(mean) - y
-    z = residual / (noise_std(y, noise) if noise is not None else estimated_noise(residual))
+    z = residual / (noise_std(y, noise) if noise is not None else residual_noise(residual))
     smooth = F.avg_pool2d(z, (1, 9), 1, (0, 4), count_include_pad=False) * 3.0  # of independent values again variance 1
     unseen = (mean - seen_part(model.A, mean)).abs()
     measured = {
@@ -54,7 +54,10 @@ def witnesses_of(model: Reconstructor, y: Tensor, posterior: Posterior, noise: N
 
 
 def noise_std(y: Tensor, noise: Noise) -> Tensor:
-    """The standard deviation of the noise in sinograms y, broadcastable to them, by the noise's own law at the measured values."""
+    """The standard deviation of the noise in sinograms y, broadcastable to them, by the noise's own law at the measured values.
+
+    Ray by ray, since each residual is divided by it; one number for a whole scan is `bdgd.inference.residual.noise_rms`.
+    """
     law = noise.to_dict()
     if law["kind"] == "gaussian":
         # Images are not negative, so the mean of the clean |y| is that of the clean y, which noise leaves unbiased.
@@ -63,8 +66,11 @@ def noise_std(y: Tensor, noise: Noise) -> Tensor:
     return torch.exp(0.5 * law["attenuation"] * y) / (law["attenuation"] * law["photons"] ** 0.5)
 
 
-def estimated_noise(residual: Tensor) -> Tensor:
-    """(B, 1, 1, 1) noise std where nobody stated it: from second differences along the detector, by their median, which ignores edges."""
+def residual_noise(residual: Tensor) -> Tensor:
+    """(B, 1, 1, 1) noise std where nobody stated it: from second differences along the detector, by their median, which ignores edges.
+
+    Of what the image leaves of the scan, not of the scan (`bdgd.data.estimates`): with the object gone the median is low enough.
+    """
     second = residual[..., 2:] - 2 * residual[..., 1:-1] + residual[..., :-2]  # of independent noise: 6 times its variance
     return (second.abs().flatten(1).median(1).values / (0.6745 * 6**0.5)).clamp(min=1e-12)[:, None, None, None]
 

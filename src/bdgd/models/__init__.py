@@ -6,7 +6,7 @@ from bdgd.models.checkpoint import geometry_of, load, pretrained, provenance_of,
 from bdgd.models.last_layers import LAST_LAYERS
 from bdgd.models.misfit import GaussianMisfit, PoissonMisfit
 from bdgd.models.primal_dual import LearnedPrimalDual
-from bdgd.models.reconstructor import Reconstructor
+from bdgd.models.reconstructor import Reconstructor, ray_transform
 from bdgd.models.scale_head import ScaleHead
 from bdgd.models.scale_mixture import ScaleMixture
 
@@ -27,6 +27,7 @@ __all__ = [
     "load",
     "pretrained",
     "provenance_of",
+    "ray_transform",
     "read_tensors",
     "save",
     "write_tensors",

@@ -14,7 +14,7 @@ from bdgd.checks import InputError, require_batch, require_finite, require_posit
 from bdgd.data.correction import Correction
 from bdgd.models.calibration import Calibration
 from bdgd.models.scale_head import ScaleHead
-from bdgd.operators import LinearOperator
+from bdgd.operators import Geometry, LinearOperator, RayTransform
 
 
 class Reconstructor(nn.Module):
@@ -44,6 +44,11 @@ class Reconstructor(nn.Module):
     @property
     def device(self) -> torch.device:
         return next(self.parameters()).device
+
+    @property
+    def geometry(self) -> Geometry | None:
+        """That of its operator; None where it has none."""
+        return getattr(self.A, "geometry", None)
 
     @property
     def random(self) -> bool:
@@ -112,3 +117,9 @@ class Reconstructor(nn.Module):
         if y.dtype != torch.float32:
             raise InputError(f"the model works in torch.float32, the sinogram is {y.dtype}; convert it with .float()")
         require_finite(y, "the sinogram")
+
+
+def ray_transform(model: Reconstructor) -> RayTransform:
+    """The operator of a model from a file, which is a ray transform wherever `load` was not given another."""
+    assert isinstance(model.A, RayTransform)
+    return model.A

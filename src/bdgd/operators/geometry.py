@@ -10,8 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -39,6 +38,8 @@ class Geometry:
     detector_offset: float = 0.0
     pixel_size: float = 1.0
 
+    #: what files call it
+    beam = ""
     #: angle after which the views repeat: pi for parallel lines, 2 pi for a source that goes around
     period = 2 * math.pi
 
@@ -60,6 +61,11 @@ class Geometry:
     def image_radius(self) -> float:
         """Half the diagonal of the image: no pixel lies further from the axis."""
         return 0.5 * math.hypot(*self.image_size) * self.pixel_size
+
+    @property
+    def axis_spacing(self) -> float:
+        """From one detector to the next, seen at the axis."""
+        return self.detector_spacing
 
     def detector_positions(self) -> Tensor:
         """(D,) centres of the detector cells along the detector."""
@@ -131,7 +137,7 @@ class Geometry:
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers and lists, with the name of the beam; `geometry_from_dict` reads it back."""
         values = asdict(self)
-        return {"beam": _NAMES[type(self)], **values, "image_size": list(self.image_size), "angles": list(self.angles)}
+        return {"beam": self.beam, **values, "image_size": list(self.image_size), "angles": list(self.angles)}
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict())
@@ -144,6 +150,7 @@ class Geometry:
 class ParallelBeam(Geometry):
     """Parallel rays: view theta has s = x cos(theta) + y sin(theta), rays along (-sin(theta), cos(theta))."""
 
+    beam = "parallel"
     period = math.pi
 
     @classmethod
@@ -188,6 +195,8 @@ class FanBeam(Geometry):
     source_to_axis: float
     source_to_detector: float
 
+    beam = "fan"
+
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("source_to_axis", "source_to_detector"):
@@ -203,6 +212,10 @@ class FanBeam(Geometry):
                 " it is measured from the source, not from the axis"
             )
 
+    @property
+    def axis_spacing(self) -> float:
+        return self.detector_spacing * self.source_to_axis / self.source_to_detector
+
     def rays(self) -> tuple[Tensor, Tensor]:
         along_detector, along_ray = self.axes()
         source = (-self.source_to_axis * along_ray)[:, None]
@@ -217,42 +230,6 @@ class FanBeam(Geometry):
 
     def detector_coordinates(self, points: Tensor) -> Tensor:
         return self.source_to_detector * (self.axes()[0].to(points) @ points.T) / self.depths(points)
-
-
-_BEAMS: dict[str, type[Geometry]] = {"parallel": ParallelBeam, "fan": FanBeam}
-_NAMES = {beam: name for name, beam in _BEAMS.items()}
-
-
-def geometry_from_dict(values: dict[str, Any]) -> Geometry:
-    """The geometry that `Geometry.to_dict` described; an unknown or missing key is an error."""
-    values = dict(values)
-    name = values.pop("beam", None)
-    if not isinstance(name, str) or name not in _BEAMS:
-        raise InputError(f"a geometry needs beam = 'parallel' or 'fan', got {name!r}")
-    known = {field.name for field in fields(_BEAMS[name])}
-    required = known - {"detector_spacing", "detector_offset", "pixel_size"}
-    if unknown := sorted(set(values) - known):
-        raise InputError(f"unknown key {unknown[0]!r} in a {name}-beam geometry; known are {', '.join(sorted(known))}")
-    if missing := sorted(required - set(values)):
-        raise InputError(f"a {name}-beam geometry needs {missing[0]!r}; add it")
-    return _BEAMS[name](**values)
-
-
-def read_geometry(path: str | Path) -> Geometry:
-    """The geometry in a `.toml` or `.json` file."""
-    import tomllib
-
-    path = Path(path)
-    try:
-        text = path.read_text()
-        values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except OSError as error:
-        raise InputError(f"cannot read the geometry {path}: {error.strerror}") from None
-    except ValueError as error:
-        raise InputError(f"{path} is not valid {path.suffix.lstrip('.').upper() or 'TOML'}: {error}") from None
-    if not isinstance(values, dict):
-        raise InputError(f"{path} must hold the keys of a geometry, got {type(values).__name__}")
-    return geometry_from_dict(values)
 
 
 def _image_size(size: Any) -> tuple[int, int]:

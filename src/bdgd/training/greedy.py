@@ -9,76 +9,25 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
 
-from bdgd.checks import InputError, require_batch, require_choice, require_positive
+from bdgd.checks import require_choice, require_positive
 from bdgd.data import Scans
 from bdgd.keyed import keyed_generator, seed_from
 from bdgd.metrics import psnr
-from bdgd.models import DeepGradientDescent, GradientBlock, Reconstructor, State
+from bdgd.models import DeepGradientDescent, GradientBlock
 from bdgd.operators import symmetries
-from bdgd.training.loop import Report, Schedule, Trainer
-from bdgd.training.objective import BlockObjective, log_likelihood
-from bdgd.training.run import Record, RunFolder, rank
+from bdgd.training.frontier import BATCH, Frontier
+from bdgd.training.loop import Schedule, Trainer
+from bdgd.training.objective import BlockObjective
+from bdgd.training.run import History, Record, Report, RunFolder, open_run, tell
 
-#: Images that are pushed through a block together.
-BATCH = 128
 #: A block that gains less than this part of what the block before it gained is trained again, so often at most.
 LEAST_GAIN, ATTEMPTS = 0.1, 3
-
-
-@dataclass(frozen=True)
-class History:
-    """What a training measured: one record per finished stage (a block, or the whole model)."""
-
-    stages: list[Record] = field(default_factory=list)
-
-    def __getitem__(self, name: str) -> list[Any]:
-        """One column of the records: `history["validation_psnr"]`."""
-        return [record.get(name) for record in self.stages]
-
-
-@dataclass(frozen=True)
-class Frontier:
-    """Where all images of a set are on their way through the cascade, for sinograms y of known truth."""
-
-    y: Tensor
-    truth: Tensor
-    state: State
-
-    @classmethod
-    def at_start(cls, model: DeepGradientDescent, scans: Scans) -> Frontier:
-        """At x_0 of the scans, on the model's device."""
-        scans = prepared(model, scans)
-        assert scans.images is not None
-        states = [model.begin(part) for part in scans.sinograms.split(BATCH)]
-        return cls(scans.sinograms, scans.images, State(*(torch.cat(tensors) for tensors in zip(*states, strict=True))))
-
-    @torch.no_grad()
-    def behind(self, model: DeepGradientDescent, block: GradientBlock, generator: torch.Generator) -> State:
-        """The state after a block, with one draw of its weights per image."""
-        weights = block.last.draw(len(self.y), generator).split(BATCH)
-        parts = zip(*(tensor.split(BATCH) for tensor in self.state), self.y.split(BATCH), weights, strict=True)
-        states = []
-        for x, gradient, misfit, y, drawn in parts:
-            proposed = block.update(x, block.features(x, gradient), drawn)
-            states.append(model.settle(State(x, gradient, misfit), proposed, y))
-        return State(*(torch.cat(tensors) for tensors in zip(*states, strict=True)))
-
-    def move(self, state: State) -> None:
-        """Go there, in the memory where the state is: a captured step reads it in place."""
-        for mine, new in zip(self.state, state, strict=True):
-            mine.copy_(new)
-
-    def quality(self) -> float:
-        """Mean PSNR."""
-        return float(psnr(self.state.x, self.truth).mean())
 
 
 def train_greedily(
@@ -93,6 +42,7 @@ def train_greedily(
     weight_decay: float = 0.0,
     kl_weight: float = 1.0,
     initialise: str = "previous",
+    first_noise_level: float | None = None,
     augment: bool = False,
     revive: bool = False,
     generator: torch.Generator | None = None,
@@ -103,6 +53,8 @@ def train_greedily(
     """Train every block of the model in turn, in place; PSNR and NLL per pixel on the validation scans after each block.
 
     initialise: "previous" starts each block from all weights of the block before it, "fresh" (the paper) from its own.
+    first_noise_level: sigma_k that a block starts with which does not start from another, where its last layer trains it; exp(-3) unless
+    given. It moves by the learning rate at most per step, so a start far off is felt for long.
     revive: replace the channels of such a start that have died, see `GradientBlock.revive`.
     augment: show the training images flipped and turned in every way that the geometry cannot tell (`bdgd.operators.symmetries`).
     Where the last layer does not train a noise level, it is estimated on the validation scans (else on the training scans).
@@ -115,13 +67,15 @@ def train_greedily(
     )
     seed = seed_from(generator)
     settings = {"seed": seed, "kl_weight": kl_weight, "initialise": initialise, "augment": augment, "revive": revive, **asdict(schedule)}
+    if first_noise_level is not None:
+        settings["first_noise_level"] = first_noise_level = require_positive(first_noise_level, "first_noise_level")
 
     model.forget_error_bars()
     train = Frontier.at_start(model, scans)
     held_out = Frontier.at_start(model, validation) if validation is not None else None
     # One block is trained over and over and copied out: its memory stays where a captured step expects it.
     trainee = copy.deepcopy(model.blocks[0])
-    flips = symmetries(getattr(model.A, "geometry", None) if augment else None)
+    flips = symmetries(model.geometry if augment else None)
     objective = BlockObjective(trainee, train.state.x, train.state.gradient, train.truth, kl_weight, flips)
     trainer = Trainer(objective, schedule, seed=seed, report=report)
     folder = open_run(run, model, scans, validation, settings, resume)  # last, once nothing else is wrong
@@ -137,6 +91,8 @@ def train_greedily(
         else:
             if k == 0 or initialise == "fresh":
                 trainee.load_state_dict(block.state_dict())
+                if first_noise_level is not None and trainee.last.trains_noise_level:
+                    trainee.log_noise.detach().fill_(math.log(first_noise_level))
             elif revive:
                 trainee.revive(train.state.x[:BATCH], train.state.gradient[:BATCH], keyed_generator(seed, stage, "revive"))
             _fit_block(trainer, stage, folder, gained, LEAST_GAIN * gain if initialise == "previous" else -math.inf)
@@ -144,18 +100,13 @@ def train_greedily(
         train.move(train.behind(model, trainee, keyed_generator(seed, stage, "push")))
         if held_out is not None:
             held_out.move(held_out.behind(model, trainee, keyed_generator(seed, stage, "validation")))
-        record = {"stage": stage} | score(trainee, judge)
+        record = {"stage": stage} | judge.score(trainee)
         if weights is None and folder:
             folder.finish(stage, trainee.state_dict(), record)
         block.load_state_dict(trainee.state_dict())
         stages.append(record)
-        _tell(report, record)
+        tell(report, record)
     return History(stages)
-
-
-def _tell(report: Report | None, record: Record) -> None:
-    if report and rank() == 0:  # one process speaks for all
-        report(record)
 
 
 def _gain(judge: Frontier, model: DeepGradientDescent, block: GradientBlock, seed: int, stage: str) -> float:
@@ -176,50 +127,3 @@ def _fit_block(trainer: Trainer, stage: str, folder: RunFolder | None, gained: C
         trainer.fit(stage if attempt == 0 else f"{stage}-again-{attempt}", folder, slower=0.5**attempt)
         if gained() >= least:
             return
-
-
-@torch.no_grad()
-def score(block: GradientBlock, frontier: Frontier) -> Record:
-    """PSNR and NLL per pixel of one draw per image; sets the noise level where the block does not train it."""
-    if not block.last.trains_noise_level:
-        block.log_noise.copy_(((frontier.state.x - frontier.truth) ** 2).mean().sqrt().log())
-    nll = -log_likelihood(frontier.state.x, frontier.truth, block.log_noise) / frontier.truth.numel()
-    return {
-        "validation_psnr": frontier.quality(),
-        "validation_nll": float(nll),
-        "noise_level": float(block.log_noise.exp()),
-    }
-
-
-def prepared(model: Reconstructor, scans: Scans) -> Scans:
-    """The scans on the model's device, divided by its value_scale, once they are known to fit it and to have images."""
-    if scans.images is None:
-        raise InputError("training needs scans with their true images; these have none: simulate them with bdgd.simulate")
-    scans = scans.to(model.device)
-    model.check(scans.sinograms)
-    assert scans.images is not None
-    require_batch(scans.images, model.A.domain_shape, "the true image")
-    geometry = getattr(model.A, "geometry", None)
-    if scans.geometry is not None and geometry is not None and scans.geometry != geometry:
-        raise InputError("the scans were made with another geometry than the model's; build the model on RayTransform(scans.geometry)")
-    if model.value_scale == 1.0:
-        return scans
-    return replace(scans, sinograms=scans.sinograms / model.value_scale, images=scans.images / model.value_scale)
-
-
-def open_run(
-    run: str | Path | None, model: Reconstructor, scans: Scans, validation: Scans | None, settings: dict[str, Any], resume: bool
-) -> RunFolder | None:
-    """The run folder, with the model and the scans added to what must agree on resuming."""
-    if run is None:
-        return None
-    geometry = getattr(model.A, "geometry", None)
-    described = {
-        "model": type(model).__name__,
-        "arguments": model.arguments(),
-        "geometry": geometry.to_dict() if geometry is not None else None,
-        "images": len(scans),
-        "validation_images": len(validation) if validation is not None else None,
-        "noise": scans.noise.to_dict() if scans.noise is not None else None,
-    }
-    return RunFolder(run, settings | described, resume=resume)

@@ -22,7 +22,7 @@ from bdgd.data import Scans
 from bdgd.keyed import keyed_generator, seed_from
 from bdgd.models import DeepGradientDescent, GradientBlock
 from bdgd.models.last_layers import FullCovarianceLayer
-from bdgd.training.greedy import Frontier
+from bdgd.training.frontier import Frontier
 
 #: Images whose patches lie in memory together: 144 float64 per pixel, 300 MB for 128 x 128 pixels.
 IMAGES = 16

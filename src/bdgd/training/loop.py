@@ -7,7 +7,6 @@ Step t of a stage takes the images t*M ... (t+1)*M of an endless row of permutat
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -18,15 +17,13 @@ from bdgd.checks import InputError, require_count, require_number, require_posit
 from bdgd.keyed import keyed_generator
 from bdgd.training.guard import Guard
 from bdgd.training.objective import Objective
-from bdgd.training.run import Record, RunFolder, rank
+from bdgd.training.run import Report, RunFolder, rank
 from bdgd.training.steps import Step, adam, captured_step, plain_step, set_rate, training_tensors
 from bdgd.training.turns import meanwhile, rest, turn
 
 #: The part of a stage over which the learning rate rises: Adam's first steps have full size whatever the gradient, and a
 #: block that starts from trained weights can lose all its active features to them.
 WARM_UP = 0.1
-
-Report = Callable[[Record], None]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +23,34 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bdgd.checks import InputError
-from bdgd.models import read_tensors, write_tensors
+from bdgd.data import Scans
+from bdgd.models import Reconstructor, read_tensors, write_tensors
 from bdgd.storage import replacing, write_json
 
 Record = dict[str, Any]
+Report = Callable[[Record], None]
 
 
 def rank() -> int:
     """The number of this process among those that train together; the first, 0, is the one that writes and reports."""
     return dist.get_rank() if dist.is_initialized() else 0
+
+
+@dataclass(frozen=True)
+class History:
+    """What a training measured: one record per finished stage (a block, or the whole model)."""
+
+    stages: list[Record] = field(default_factory=list)
+
+    def __getitem__(self, name: str) -> list[Any]:
+        """One column of the records: `history["validation_psnr"]`."""
+        return [record.get(name) for record in self.stages]
+
+
+def tell(report: Report | None, record: Record) -> None:
+    """One process speaks for all."""
+    if report and rank() == 0:
+        report(record)
 
 
 class RunFolder:
@@ -148,6 +168,23 @@ class RunFolder:
             else:
                 self._board = SummaryWriter(str(self.path / "tensorboard"))
         return self._board
+
+
+def open_run(
+    run: str | Path | None, model: Reconstructor, scans: Scans, validation: Scans | None, settings: dict[str, Any], resume: bool
+) -> RunFolder | None:
+    """The run folder, with the model and the scans added to what must agree on resuming."""
+    if run is None:
+        return None
+    described = {
+        "model": type(model).__name__,
+        "arguments": model.arguments(),
+        "geometry": model.geometry.to_dict() if model.geometry is not None else None,
+        "images": len(scans),
+        "validation_images": len(validation) if validation is not None else None,
+        "noise": scans.noise.to_dict() if scans.noise is not None else None,
+    }
+    return RunFolder(run, settings | described, resume=resume)
 
 
 def _meet() -> None:

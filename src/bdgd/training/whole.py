@@ -11,12 +11,11 @@ import torch
 from bdgd.checks import require_positive
 from bdgd.data import Scans
 from bdgd.keyed import keyed_generator, seed_from
-from bdgd.metrics import psnr
 from bdgd.models import DeepGradientDescent, LearnedPrimalDual, Reconstructor
-from bdgd.training.greedy import BATCH, Frontier, History, open_run, prepared, score
-from bdgd.training.loop import Report, Schedule, Trainer
-from bdgd.training.objective import CascadeObjective, DirectObjective, log_likelihood
-from bdgd.training.run import Record, RunFolder, rank
+from bdgd.training.frontier import BATCH, Frontier, prepared, score
+from bdgd.training.loop import Schedule, Trainer
+from bdgd.training.objective import CascadeObjective, DirectObjective
+from bdgd.training.run import History, Record, Report, RunFolder, open_run, tell
 
 
 def finetune_jointly(
@@ -58,7 +57,7 @@ def finetune_jointly(
         frontier = Frontier.at_start(model, held_out)
         for k, block in enumerate(model.blocks):
             frontier.move(frontier.behind(model, block, keyed_generator(seed, "joint", "validation", k)))
-        return score(model.blocks[-1], frontier)
+        return frontier.score(model.blocks[-1])
 
     return _train("joint", model, trainer, folder, scored)
 
@@ -114,8 +113,7 @@ def _train(stage: str, model: Reconstructor, trainer: Trainer, folder: RunFolder
     record = {"stage": stage} | scored()
     if weights is None and folder:
         folder.finish(stage, model.state_dict(), record)
-    if trainer.report and rank() == 0:
-        trainer.report(record)
+    tell(trainer.report, record)
     return History([record])
 
 
@@ -124,9 +122,4 @@ def _score(model: LearnedPrimalDual, scans: Scans) -> Record:
     """PSNR and NLL per pixel; sets the noise level."""
     assert scans.images is not None
     images = torch.cat([model(part) for part in scans.sinograms.split(BATCH)])
-    model.log_noise.copy_(((images - scans.images) ** 2).mean().sqrt().log())
-    return {
-        "validation_psnr": float(psnr(images, scans.images).mean()),
-        "validation_nll": float(-log_likelihood(images, scans.images, model.log_noise) / scans.images.numel()),
-        "noise_level": float(model.log_noise.exp()),
-    }
+    return score(images, scans.images, model.log_noise, estimated=True)

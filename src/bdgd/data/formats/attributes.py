@@ -13,7 +13,7 @@ import numpy as np
 from bdgd.checks import InputError, require_count, require_number, require_positive
 from bdgd.data.noise import Noise, noise_from_dict
 from bdgd.data.units import millimetres
-from bdgd.operators.geometry import Geometry, geometry_from_dict
+from bdgd.operators import Geometry, geometry_from_dict
 
 VERSION = 1
 OWN = ("format_version", "noise", "unit", "slice_spacing", "angles_degrees")  # attributes that are not the geometry's own

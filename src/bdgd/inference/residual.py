@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from statistics import NormalDist
 
 import torch
 from torch import Tensor
 
 from bdgd.data import Correction, GaussianNoise, Noise, PoissonNoise
+from bdgd.data.estimates import noise_of_one_size
 from bdgd.operators import LinearOperator
-
-_QUARTER = NormalDist().inv_cdf(0.625)  # a quarter of all |n|, n standard normal, lies below it
 
 
 @dataclass(frozen=True)
@@ -53,13 +51,14 @@ def residual(A: LinearOperator, x: Tensor, y: Tensor, noise: Noise | None, corre
     predicted, y = A(x.to(y)).double(), y.double()
     if correction is not None:
         predicted, y = correction.undone(predicted), correction.undone(y)
-    known = noise_level(noise, predicted)
-    return Residual(_rms(predicted - y), estimated_noise(y) if known is None else known, _rms(y), known is None)
+    known = noise_rms(noise, predicted)
+    return Residual(_rms(predicted - y), noise_of_one_size(y) if known is None else known, _rms(y), known is None)
 
 
-def noise_level(noise: Noise | None, clean: Tensor) -> float | None:
+def noise_rms(noise: Noise | None, clean: Tensor) -> float | None:
     """Standard deviation that the noise has on a clean sinogram, root mean square over its rays; None for a noise not known here.
 
+    The alarm's `noise_std` is the same law ray by ray, at what was measured.
     Photon counts N have the variance N, so -log(N / photons) / attenuation has 1 / (N attenuation^2).
     """
     if isinstance(noise, GaussianNoise):
@@ -67,19 +66,6 @@ def noise_level(noise: Noise | None, clean: Tensor) -> float | None:
     if isinstance(noise, PoissonNoise):
         return float((torch.exp(noise.attenuation * clean) / noise.photons).mean().sqrt() / noise.attenuation)
     return None
-
-
-def estimated_noise(y: Tensor) -> float:
-    """Standard deviation of independent noise in y (..., D), from the third differences of neighbouring detectors; NaN for D < 4.
-
-    They remove what is smooth along the detector, and a low quantile leaves out most edges: a quarter of the |d| lies below
-    0.3186 sigma sqrt(20). What is rough in every ray counts as noise: up to twice too much where pixels are coarse and noise is 1 %.
-    """
-    if y.shape[-1] < 4:
-        return math.nan
-    differences = torch.diff(y.double(), n=3).abs().flatten()
-    quarter = differences.kthvalue(max(len(differences) // 4, 1)).values
-    return float(quarter / (_QUARTER * math.sqrt(20)))
 
 
 def _rms(values: Tensor) -> float:

@@ -12,10 +12,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from bdgd.checks import InputError, require_count, require_number
-from bdgd.data import Scans, open_stack
+from bdgd.data.files import open_stack
 from bdgd.data.formats import format_of
 from bdgd.data.formats.attributes import read_header
-from bdgd.operators import FanBeam, Geometry
+from bdgd.data.scans import Scans
+from bdgd.operators import Geometry
 
 #: pixels along a side unless the scan's image has fewer, or --size says otherwise
 USUAL_SIZE = 256
@@ -90,18 +91,11 @@ def training_geometry(
         pixel = geometry.pixel_size * max(sides) / side
         notes.append(f"{side} x {side} pixels of {pixel:.5g} for the scan's {sides[0]} x {sides[1]} of {geometry.pixel_size:.5g}")
         geometry = replace(geometry, image_size=(side, side), pixel_size=pixel)
-    joined = int(geometry.pixel_size / axis_spacing(geometry) + 0.05)
+    joined = int(geometry.pixel_size / geometry.axis_spacing + 0.05)
     if joined > 1:
         notes.append(f"{joined} neighbouring detectors averaged into one, as wide as a pixel")
         geometry = _binned(geometry, joined)
     return geometry, notes
-
-
-def axis_spacing(geometry: Geometry) -> float:
-    """From one detector to the next, seen at the axis."""
-    if isinstance(geometry, FanBeam):
-        return geometry.detector_spacing * geometry.source_to_axis / geometry.source_to_detector
-    return geometry.detector_spacing
 
 
 def _views(geometry: Geometry, views: int | None, arc: float | None) -> list[int]:

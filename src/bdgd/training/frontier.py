@@ -1,0 +1,87 @@
+"""Where the images of a set are on their way through a cascade, and how good they are there: what every training stands on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from bdgd.checks import InputError, require_batch
+from bdgd.data import Scans
+from bdgd.metrics import psnr
+from bdgd.models import DeepGradientDescent, GradientBlock, Reconstructor, State
+from bdgd.training.objective import log_likelihood
+from bdgd.training.run import Record
+
+#: Images that are pushed through a block together.
+BATCH = 128
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """Where all images of a set are on their way through the cascade, for sinograms y of known truth."""
+
+    y: Tensor
+    truth: Tensor
+    state: State
+
+    @classmethod
+    def at_start(cls, model: DeepGradientDescent, scans: Scans) -> Frontier:
+        """At x_0 of the scans, on the model's device."""
+        scans = prepared(model, scans)
+        assert scans.images is not None
+        states = [model.begin(part) for part in scans.sinograms.split(BATCH)]
+        return cls(scans.sinograms, scans.images, State(*(torch.cat(tensors) for tensors in zip(*states, strict=True))))
+
+    @torch.no_grad()
+    def behind(self, model: DeepGradientDescent, block: GradientBlock, generator: torch.Generator) -> State:
+        """The state after a block, with one draw of its weights per image."""
+        weights = block.last.draw(len(self.y), generator).split(BATCH)
+        parts = zip(*(tensor.split(BATCH) for tensor in self.state), self.y.split(BATCH), weights, strict=True)
+        states = []
+        for x, gradient, misfit, y, drawn in parts:
+            proposed = block.update(x, block.features(x, gradient), drawn)
+            states.append(model.settle(State(x, gradient, misfit), proposed, y))
+        return State(*(torch.cat(tensors) for tensors in zip(*states, strict=True)))
+
+    def move(self, state: State) -> None:
+        """Go there, in the memory where the state is: a captured step reads it in place."""
+        for mine, new in zip(self.state, state, strict=True):
+            mine.copy_(new)
+
+    def quality(self) -> float:
+        """Mean PSNR."""
+        return float(psnr(self.state.x, self.truth).mean())
+
+    def score(self, block: GradientBlock) -> Record:
+        """PSNR and NLL per pixel behind a block, of one draw per image; sets the noise level where the block does not train it."""
+        return score(self.state.x, self.truth, block.log_noise, estimated=not block.last.trains_noise_level)
+
+
+@torch.no_grad()
+def score(images: Tensor, truth: Tensor, log_noise: Tensor, *, estimated: bool) -> Record:
+    """PSNR and NLL per pixel of images (N, 1, H, W). estimated: first set the noise level, where it is not trained, to their error."""
+    if estimated:
+        log_noise.copy_(((images - truth) ** 2).mean().sqrt().log())
+    return {
+        "validation_psnr": float(psnr(images, truth).mean()),
+        "validation_nll": float(-log_likelihood(images, truth, log_noise) / truth.numel()),
+        "noise_level": float(log_noise.exp()),
+    }
+
+
+def prepared(model: Reconstructor, scans: Scans) -> Scans:
+    """The scans on the model's device, divided by its value_scale, once they are known to fit it and to have images."""
+    if scans.images is None:
+        raise InputError("training needs scans with their true images; these have none: simulate them with bdgd.simulate")
+    scans = scans.to(model.device)
+    model.check(scans.sinograms)
+    assert scans.images is not None
+    require_batch(scans.images, model.A.domain_shape, "the true image")
+    geometry = model.geometry
+    if scans.geometry is not None and geometry is not None and scans.geometry != geometry:
+        raise InputError("the scans were made with another geometry than the model's; build the model on RayTransform(scans.geometry)")
+    if model.value_scale == 1.0:
+        return scans
+    return replace(scans, sinograms=scans.sinograms / model.value_scale, images=scans.images / model.value_scale)
