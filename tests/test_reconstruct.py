@@ -317,6 +317,8 @@ def test_unknown_noise_is_estimated_from_the_sinogram() -> None:
     smooth = (1 - positions**2).clamp(min=0).expand(1, 1, 60, 200)
     noise = torch.randn(smooth.shape, generator=torch.Generator().manual_seed(0))
     assert estimated_noise(smooth + 0.03 * noise) == pytest.approx(0.03, rel=0.03)
+    padded = torch.nn.functional.pad((smooth + 0.03 * noise)[0], (80, 80), mode="replicate")  # as by a wider detector of a model
+    assert estimated_noise(padded) == pytest.approx(0.03, rel=0.05) and math.isnan(estimated_noise(torch.ones(1, 1, 5, 9)))
     A = small_transform()
     x = torch.rand(1, *A.domain_shape)
     found = residual(A, x, A(x), None)

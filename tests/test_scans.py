@@ -254,7 +254,10 @@ def declare_without_data(file: h5py.File, shape: tuple[int, ...]) -> None:
 BREAKS: list[tuple[Callable[[h5py.File], Any], str]] = [
     (lambda f: f.__delitem__("sinogram"), "needs the dataset 'sinogram', but the file holds image"),
     (lambda f: (f.__delitem__("sinogram"), f.create_group("sinogram")), "needs the dataset 'sinogram'"),
-    (lambda f: replace_dataset(f, "sinogram", np.zeros((3, 11))), r"\(B, 3, 11\) by the geometry in the file, got \(3, 11\)"),
+    (
+        lambda f: replace_dataset(f, "sinogram", np.zeros((3, 11))),
+        r"\(B, 3, 11\) by the geometry in the file, got \(3, 11\); add the axis of slices",
+    ),
     (lambda f: replace_dataset(f, "sinogram", np.zeros((10, 11, 3))), r"got \(10, 11, 3\)"),
     (lambda f: replace_dataset(f, "sinogram", np.zeros((0, 3, 11))), "holds no slice"),
     (lambda f: replace_dataset(f, "sinogram", np.zeros((10, 3, 11), dtype=complex)), "must hold real numbers, got complex128"),

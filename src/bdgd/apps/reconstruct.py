@@ -38,7 +38,7 @@ _ADDED = (
     " guarantees holds for the model's own images"
 )
 #: What is most often wrong with a scan that its image does not explain.
-_TO_CHECK = "Check that its values are line integrals, its axis of rotation (--axis estimate), and that its angles run the right way."
+_TO_CHECK = "Check that its values are line integrals, its unit of length, its axis (--axis estimate), and which way its angles run."
 _THUMBNAILS, _THUMBNAIL_PIXELS = 12, 160
 
 Files = Annotated[list[Path], typer.Argument(metavar="SCAN...", help="Scan files: a sinogram, or a stack of them, with their geometry.")]

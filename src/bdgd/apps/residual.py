@@ -78,6 +78,9 @@ def estimated_noise(y: Tensor) -> float:
     if y.shape[-1] < 4:
         return math.nan
     differences = torch.diff(y.double(), n=3).abs().flatten()
+    differences = differences[differences > 0]  # values that were repeated beyond the end of a detector were not measured
+    if len(differences) == 0:
+        return math.nan
     quarter = differences.kthvalue(max(len(differences) // 4, 1)).values
     return float(quarter / (_QUARTER * math.sqrt(20)))
 
