@@ -161,7 +161,7 @@ def test_an_axis_that_the_file_does_not_say(axis: str, tmp_path: Path, model_fil
 def test_an_image_that_does_not_explain_its_scan_is_said_with_what_to_check(model_file: Path, tmp_path: Path) -> None:
     write_scans(tmp_path / "scan.h5", replace(some_scans(2), noise=GaussianNoise(1e-4)))
     result = bdgd(tmp_path / "scan.h5", "--model", model_file, "-o", tmp_path / "out", "--draws", 2)
-    assert result.exit_code == 0 and "scan.h5 (and 1 more of its slices): This scan does not look like" in result.stderr
+    assert result.exit_code == 0 and "scan.h5 (and 1 more of its slices): The error bars need not hold for this scan" in result.stderr
     assert "times the noise unexplained" in result.stderr and "--axis estimate" in result.stderr
 
 

@@ -65,6 +65,7 @@ def fitted_preset(preset: Preset, wishes: Wishes, device: torch.device) -> tuple
     if wishes.geometry is not None:
         scanner = read_scanner(wishes.geometry)
         geometry, notes = training_geometry(scanner.geometry, views=wishes.views, arc=wishes.arc, size=wishes.size)
+        notes = [*scanner.notes, *notes]
         values["geometry"] = geometry.to_dict() | ({"unit": scanner.unit} if scanner.unit else {})
         if preset.kind == "cascade":
             values["model"]["gradient_scale"] = _digits(gradient_scale(geometry, device))

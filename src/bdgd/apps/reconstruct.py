@@ -38,7 +38,9 @@ _ADDED = (
     " guarantees holds for the model's own images"
 )
 #: What is most often wrong with a scan that its image does not explain.
-_TO_CHECK = "Check that its values are line integrals, its unit of length, its axis (--axis estimate), and which way its angles run."
+_TO_CHECK = (
+    "Check that its values are line integrals, its unit of length, its axis (--axis estimate), which way its angles run, and the model."
+)
 _THUMBNAILS, _THUMBNAIL_PIXELS = 12, 160
 
 Files = Annotated[list[Path], typer.Argument(metavar="SCAN...", help="Scan files: a sinogram, or a stack of them, with their geometry.")]

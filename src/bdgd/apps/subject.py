@@ -54,7 +54,7 @@ class Subject:
         return self.posterior.calibrated
 
     def doubt(self) -> str:
-        """A sentence where the scan does not look like those that the model was made for; empty where it does."""
+        """Why the error bars need not hold for this scan, in a sentence; empty where nothing speaks against them."""
         told = []
         if self.alarm is not None and self.alarm.light[0] == "red":
             told.append(f"the alarm is red, since {IN_WORDS[self.alarm.reason()]}")
@@ -62,4 +62,4 @@ class Subject:
             told.append(f"the image leaves {self.residual.ratio:.3g} times the noise unexplained")
         if not told:
             return ""
-        return f"This scan does not look like those that the model was made for, so the error bars need not hold: {', and '.join(told)}."
+        return f"The error bars need not hold for this scan: {', and '.join(told)}."
