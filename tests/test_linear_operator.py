@@ -307,6 +307,22 @@ def test_norm_and_adjoint_test_take_foreign_operators() -> None:
     assert adjoint_mismatch(foreign) < 1e-6  # type: ignore[arg-type]
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # by torch's own rules for jvp
+@every_operator
+def test_function_transforms(make: Make, device: torch.device, generator: torch.Generator) -> None:
+    """torch.func through A and A.T: a mapped axis joins the batch wherever it stands, and A is its own derivative."""
+    A = make(device, torch.float64)
+    x = torch.randn((2, 3, *A.domain_shape), generator=generator, dtype=torch.float64).to(device)
+    wanted = torch.stack([A(part) for part in x])
+    assert torch.allclose(torch.func.vmap(A)(x), wanted, atol=1e-12)
+    assert torch.allclose(torch.func.vmap(A, in_dims=1)(x.movedim(0, 1)), wanted, atol=1e-12)
+    assert torch.allclose(torch.func.vmap(torch.func.vmap(lambda v: A(v[None])[0]))(x), wanted, atol=1e-12)
+    value, tangent = torch.func.jvp(A, (x[0],), (x[1],))
+    assert torch.allclose(value, wanted[0], atol=1e-12) and torch.allclose(tangent, wanted[1], atol=1e-12)
+    product = torch.func.jvp(torch.func.grad(lambda v: 0.5 * A(v).square().sum()), (x[0],), (x[1],))[1]  # a Hessian's
+    assert torch.allclose(product, A.T(wanted[1]), atol=1e-9)
+
+
 # --- bad input -----------------------------------------------------------------------------------------------------
 
 X = (3, 1, 7, 13)  # a batch of images of the geometry "parallel-random-offset"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import replace
 
@@ -301,6 +302,14 @@ def test_error_falls_with_the_pixel_size() -> None:
 def test_the_papers_norms(device: torch.device) -> None:
     assert RayTransform(ParallelBeam.sparse(), device).norm() == pytest.approx(61.22, abs=0.01)
     assert RayTransform(ParallelBeam.limited(), device).norm() == pytest.approx(123.47, abs=0.01)
+
+
+def test_copies_share_the_matrix_and_moves_do_not() -> None:
+    A = RayTransform(GEOMETRIES["parallel-sparse"])
+    assert copy.deepcopy(A) is A and copy.deepcopy(2 * A.T).of.of is A  # type: ignore[attr-defined]
+    double = A.to(torch.float64)
+    assert double.dtype == torch.float64 and double.device == A.device and A.dtype == torch.float32
+    assert A.to("cpu", torch.float64).dtype == A.to(dtype=torch.float64).dtype == torch.float64 and A.to("cpu").dtype == torch.float32
 
 
 # --- bad input -----------------------------------------------------------------------------------------------------
