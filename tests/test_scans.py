@@ -110,6 +110,7 @@ def test_bad_splits_are_named(parts: tuple[float, ...], message: str) -> None:
         (lambda: Scans(torch.zeros(2, 1, 3, 11), PARALLEL, torch.full((2, 1, 6, 7), math.inf)), "images must be finite"),
         (lambda: Scans(np.zeros((2, 1, 3, 11)), PARALLEL), "torch.as_tensor"),  # type: ignore[arg-type]
         (lambda: Scans(torch.zeros(2, 1, 3, 11), "parallel"), "geometry must be"),  # type: ignore[arg-type]
+        (lambda: Scans(torch.zeros(2, 1, 3, 11), PARALLEL, noise=lambda y, generator: y), r"by to_dict\(\), which function has not"),  # type: ignore[arg-type]
         (lambda: Scans(torch.zeros(3), None), r"batch \(B, ...\), got torch.float32 \(3,\)"),
         (lambda: some_scans()[10:], "empty"),
     ],
@@ -193,6 +194,16 @@ def test_files_give_back_what_was_written(geometry: Geometry, dtype: torch.dtype
     assert back.images is not None and scans.images is not None and torch.equal(back.images, scans.images)
     assert read_scans(tmp_path / "scan.h5").sinograms.dtype == torch.float32
     assert os.listdir(tmp_path) == ["scan.h5"]
+
+
+def test_a_noise_that_no_file_can_say_is_named(tmp_path: Path) -> None:
+    class Salt(GaussianNoise):
+        def to_dict(self) -> dict[str, Any]:
+            return {"kind": "salt"}
+
+    scans = simulate(Sums(PARALLEL), torch.rand(2, 1, 6, 7), Salt(0.1), generator=torch.Generator().manual_seed(0))
+    with pytest.raises(InputError, match=r"got 'salt'\); write dataclasses.replace\(scans, noise=None\)"):
+        write_scans(tmp_path / "scan.h5", scans)
 
 
 def test_files_hold_plain_attributes_and_one_chunk_per_slice(tmp_path: Path) -> None:
