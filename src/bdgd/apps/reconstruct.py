@@ -29,7 +29,7 @@ from bdgd.data import Scans
 from bdgd.evaluation.figures import Panel, Scale, panels
 from bdgd.inference import Posterior, alarm, explain_rest, reconstruct_and_keep
 from bdgd.inference import reconstruct as sample
-from bdgd.models import Reconstructor, load
+from bdgd.models import Reconstructor, load, pretrained
 from bdgd.storage import replacing_together
 
 #: What a reader of the report must know about --rest.
@@ -44,6 +44,7 @@ _TO_CHECK = (
 _THUMBNAILS, _THUMBNAIL_PIXELS = 12, 160
 
 Files = Annotated[list[Path], typer.Argument(metavar="SCAN...", help="Scan files: a sinogram, or a stack of them, with their geometry.")]
+Model = Annotated[str, typer.Option("--model", "-m", help=f"A .safetensors file, or a shipped model: {', '.join(pretrained())}.")]
 Level = Annotated[float, typer.Option("--level", help="Level of the intervals, between 0 and 1.")]
 Regions = Annotated[Path | None, typer.Option("--regions", help="TOML file with discs and a profile line for the report.")]
 Shown = Annotated[
@@ -60,7 +61,7 @@ Nifti = Annotated[bool, typer.Option("--nifti", help="Also write mean.nii and st
 def reconstruct(
     out: Output,
     scans: Files,
-    model: Annotated[str, typer.Option("--model", "-m", help="A shipped model by name, or a .safetensors file.")] = "sparse30-mfvi",
+    model: Model = "sparse30-mfvi",
     output: Annotated[Path, typer.Option("-o", "--output", help="The folder to write.")] = Path("reconstruction"),
     draws: Annotated[int, typer.Option("--draws", min=1, help="Monte-Carlo draws.")] = 100,
     level: Level = 0.95,
