@@ -102,8 +102,44 @@ def test_single_rays_without_a_number_are_interpolated() -> None:
     found, repairs = line_integrals(counts, raw["flat"], raw["dark"])
     assert found[2, 7] == pytest.approx((y[0, 2, 6] + y[0, 2, 8]) / 2) and repairs.missing == 1
     counts[2] = np.nan
-    with pytest.raises(InputError, match="view 2 has no finite count"):
+    with pytest.raises(InputError, match="view 2 has no finite value"):
         line_integrals(counts, raw["flat"], raw["dark"])
+
+
+def test_gaps_of_a_sinogram_are_interpolated(tmp_path: Path) -> None:
+    """NaN marks dead detectors and lost rays in line integrals as in counts; infinite values, and too many NaN, are errors."""
+    y = np.tile(np.linspace(0.5, 2.5, 31), (12, 1))  # so that a straight line between neighbours is the truth
+    gaps = y.copy()
+    gaps[:, 4], gaps[2, 7], gaps[5, 8:10] = np.nan, np.nan, np.nan
+    np.savez(tmp_path / "scan.npz", sinogram=gaps, **COUNTING.to_dict())
+    scans = read_scans(tmp_path / "scan.npz", dtype=torch.float64)
+    assert np.allclose(scans.sinograms[0, 0].numpy(), y, atol=1e-12)
+    assert scans.notes == (
+        "1 dead detectors (4) were interpolated from their neighbours",
+        "3 rays without a finite value were interpolated from their neighbours",
+    )
+    for values, message in ((np.where(y > 2.4, np.inf, y), "must be finite"), (np.where(y > 1.5, np.nan, y), "must be finite")):
+        np.savez(tmp_path / "scan.npz", sinogram=values, **COUNTING.to_dict())
+        with pytest.raises(InputError, match=message):
+            read_scans(tmp_path / "scan.npz")
+
+
+def test_values_that_are_no_line_integrals_are_doubted(tmp_path: Path) -> None:
+    """Counts, shares, a wrong sign and scaled whole numbers are told; line integrals are not, whole, truncated or of nothing."""
+    rng = np.random.default_rng(4)
+    chord = np.sqrt(np.clip(1 - np.linspace(-1.4, 1.4, 31) ** 2, 0, None))
+    y = np.tile(2 * chord, (12, 1)) + 0.01 * rng.standard_normal((12, 31))
+
+    def notes(values: np.ndarray) -> str:
+        np.savez(tmp_path / "scan.npz", sinogram=values, **COUNTING.to_dict())
+        return "; ".join(read_scans(tmp_path / "scan.npz").notes)
+
+    truncated, hollow = 2 + y[:, ::-1] ** 2, np.tile(1 + np.linspace(-1, 1, 31) ** 2, (12, 1))
+    for innocent in (y, truncated, 0.01 * rng.standard_normal((12, 31)), np.ones((12, 31))):
+        assert notes(innocent) == ""
+    for counted_ in (np.exp(-y), 2e4 * np.exp(-y), np.round(2e4 * np.exp(-y)), hollow):
+        assert "should see air, read the most" in notes(counted_)
+    assert "negative" in notes(-y) and "whole numbers" in notes((1000 * np.clip(y, 0, None)).astype(np.uint16))
 
 
 def test_fields_that_do_not_belong_are_named() -> None:

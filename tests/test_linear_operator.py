@@ -53,6 +53,22 @@ def test_derivatives_both_ways(make: Make, device: torch.device, generator: torc
         assert torch.autograd.gradgradcheck(operator, x, nondet_tol=1e-12, fast_mode=True)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # by torch's own rules for jvp
+@every_operator
+def test_function_transforms(make: Make, device: torch.device, generator: torch.Generator) -> None:
+    """torch.func through A and A.T: a mapped axis joins the batch wherever it stands, and A is its own derivative."""
+    A = make(device, torch.float64)
+    x = torch.randn((2, 3, *A.domain_shape), generator=generator, dtype=torch.float64).to(device)
+    wanted = torch.stack([A(part) for part in x])
+    assert torch.allclose(torch.func.vmap(A)(x), wanted, atol=1e-12)
+    assert torch.allclose(torch.func.vmap(A, in_dims=1)(x.movedim(0, 1)), wanted, atol=1e-12)
+    assert torch.allclose(torch.func.vmap(torch.func.vmap(lambda v: A(v[None])[0]))(x), wanted, atol=1e-12)
+    value, tangent = torch.func.jvp(A, (x[0],), (x[1],))
+    assert torch.allclose(value, wanted[0], atol=1e-12) and torch.allclose(tangent, wanted[1], atol=1e-12)
+    product = torch.func.jvp(torch.func.grad(lambda v: 0.5 * A(v).square().sum()), (x[0],), (x[1],))[1]  # a Hessian's
+    assert torch.allclose(product, A.T(wanted[1]), atol=1e-9)
+
+
 @every_operator
 @every_dtype
 def test_gradient_of_the_misfit_is_the_papers(make: Make, dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> None:

@@ -45,6 +45,15 @@ def test_a_scanner_from_toml_and_from_a_scan(tmp_path: Path, scan_file: Path) ->
     assert scanner.geometry == FAN and scanner.unit == "cm" and scanner.scan is None
     scanner = read_scanner(scan_file)
     assert scanner.geometry == FAN and scanner.scan is not None and scanner.unit == "mm"
+    strange = replace(FAN, angles=tuple(57.3 * angle for angle in FAN.angles))
+    (tmp_path / "degrees.toml").write_text(strange.to_toml())
+    np.savez(tmp_path / "scan.npz", sinogram=np.exp(-read_scans(scan_file).sinograms[0, 0].numpy()), **FAN.to_dict())
+    for name, said in (
+        ("degrees.toml", "if they are degrees, name them angles_degrees"),
+        ("scan.npz", "which should see air, read the most"),
+    ):
+        assert said in read_scanner(tmp_path / name).notes[0]
+        assert said in fitted_preset(parse_preset(TINY, "tiny"), Wishes(geometry=tmp_path / name), CPU)[1][0]
     (tmp_path / "wrong.toml").write_text("beam = ")
     for name, message in (("wrong.toml", "is not valid TOML"), ("none.json", "cannot read the geometry")):
         with pytest.raises(InputError, match=message):
@@ -134,6 +143,7 @@ def test_from_a_scan_file_to_values_in_1_per_mm(scan_file: Path, tmp_path: Path)
     result = bdgd("train", tmp_path / "tiny.toml", *options, "-o", run)
     assert result.exit_code == 0, result.output
     assert "1/mm" in result.stderr and "GB are free" in result.stderr and f"bdgd reconstruct {scan_file} --model" in result.output
+    assert f"before that: bdgd calibrate {run}/model.safetensors --head 2000 -o {run}/calibrated.safetensors" in result.stdout
     model = load(run / "model.safetensors")
     assert model.value_scale == pytest.approx(MATERIAL, rel=0.06)
     assert float(model.noise_level) < 0.01  # in 1/mm, not in the network's unit
@@ -162,20 +172,22 @@ def test_the_commands_of_the_page_run_as_they_stand(shared_data: Path, tmp_path:
     page = (Path(__file__).resolve().parents[1] / "docs" / "own-scan.md").read_text()
     commands = [line for block in re.findall(r"```sh\n(.*?)```", page, re.DOTALL) for line in block.splitlines()]
     assert [command.split()[1] for command in commands] == [
-        *("train", "reconstruct", "train", "reconstruct", "reconstruct"),
-        *("simulate", "reconstruct", "simulate", "evaluate"),
+        *("train", "reconstruct", "calibrate", "train", "reconstruct", "reconstruct", "simulate", "reconstruct"),
+        *("simulate", "evaluate"),
     ]
     monkeypatch.chdir(tmp_path)
     (tmp_path / "htc2022_ta_full.mat").symlink_to(shared_data / "htc2022_mat" / "htc2022_ta_full.mat")
     acrylic = []  # in 1/mm
-    for trained, used in (commands[:2], commands[2:4]):
+    for trained, used in (commands[:2], commands[3:5]):
         for command, extra in ((trained, ["--size", 16, "--images", 16]), (used, ["--draws", 2])):
             result = bdgd(*command.split()[1:], *extra)
             assert result.exit_code == 0, result.output
         with h5py.File("result/posterior.h5") as file:
             acrylic.append(float(file["mean"][0, 6:10, 6:10].mean()))
     assert 0.02 < acrylic[0] < 0.04 and 0.04 < acrylic[1] < 0.06 and "p + 0.27 p^2" in result.stderr
-    for command, extra in ((commands[5], []), (commands[6], ["--draws", 2])):  # the rehearsal, whose truth is on narrower pixels
+    few = ["--head", 4, "--epochs", 1, "--images", 20, "--draws", 2]
+    # the rehearsal's truth is on narrower pixels
+    for command, extra in ((commands[2], few), (commands[6], []), (commands[7], ["--draws", 2])):
         result = bdgd(*command.split()[1:], *extra)
         assert result.exit_code == 0, result.output
     assert "averaged over the model's pixels" in result.stderr and "PSNR" in result.output

@@ -44,14 +44,21 @@ def test_single_and_double_precision_may_meet() -> None:
 @pytest.mark.parametrize(
     ("estimate", "truth", "message"),
     [
-        (torch.zeros(2, 1, 8, 8), torch.zeros(8, 8), r"truth must be images of shape \(B, 1, H, W\), got \(8, 8\)"),
+        (
+            torch.zeros(2, 1, 8, 8),
+            torch.zeros(8, 8),
+            r"truth must be images of shape \(B, 1, H, W\), got \(8, 8\); add axes with \[None, None\]",
+        ),
+        (torch.zeros(2, 1, 8, 8), torch.zeros(2, 8, 8), r"got \(2, 8, 8\); add axes with \[:, None\]"),
+        (torch.zeros(2, 1, 8, 8), torch.zeros(1, 8, 8), r"got \(1, 8, 8\); add axes with \[None\]"),
+        (torch.zeros(2, 3, 8, 8), torch.zeros(2, 3, 8, 8), "one channel at a time"),
         (torch.zeros(8, 8), torch.zeros(2, 1, 8, 8), r"estimate must have shape \(B, 1, 8, 8\), got \(8, 8\)"),
         (torch.zeros(2, 1, 8, 9), torch.zeros(2, 1, 8, 8), "estimate must have shape"),
         (torch.zeros(1, 1, 8, 8), torch.zeros(2, 1, 8, 8), "must be pairs, got 1 and 2 images"),
         (torch.zeros(0, 1, 8, 8), torch.zeros(0, 1, 8, 8), "empty"),
         (torch.full((1, 1, 8, 8), math.nan), torch.zeros(1, 1, 8, 8), "estimate must be finite"),
         (torch.zeros(1, 1, 8, 8), torch.full((1, 1, 8, 8), math.inf), "truth must be finite"),
-        (torch.zeros(1, 1, 8, 8), [0.0], "got list"),
+        (torch.zeros(1, 1, 8, 8), [0.0], "got list; convert it with torch.as_tensor"),
         (torch.zeros(1, 1, 8, 8, dtype=torch.int32), torch.zeros(1, 1, 8, 8), "floating point"),
     ],
 )

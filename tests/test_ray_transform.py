@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import replace
 
@@ -128,6 +129,14 @@ def test_rows_are_int32_and_of_the_asked_precision() -> None:
         assert rows.shape == (2 * 25, 80) and rows.dtype == number and rows.indices.dtype == rows.indptr.dtype == np.int32
         assert rows.nnz <= most_entries(GEOMETRIES["fan-wide-angle"], 2)
         assert (rows.data >= 0).all() and np.isfinite(rows.data).all()
+
+
+def test_copies_share_the_matrix_and_moves_do_not() -> None:
+    A = RayTransform(GEOMETRIES["parallel-sparse"])
+    assert copy.deepcopy(A) is A and copy.deepcopy(2 * A.T).of.of is A  # type: ignore[attr-defined]
+    double = A.to(torch.float64)
+    assert double.dtype == torch.float64 and double.device == A.device and A.dtype == torch.float32
+    assert A.to("cpu", torch.float64).dtype == A.to(dtype=torch.float64).dtype == torch.float64 and A.to("cpu").dtype == torch.float32
 
 
 # --- bad input -------------------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from bdgd.apps import cli
 from bdgd.apps import reconstruct as command
 from bdgd.apps.outputs import Grid
 from bdgd.data import GaussianNoise, PoissonNoise, Scans, Stack, simulate, write_scans
+from bdgd.data.axis import axis_of_offset, estimate_axis, offset_of_axis
 from bdgd.data.estimates import noise_of_one_size
 from bdgd.inference import reconstruct as sample
 from bdgd.inference.residual import residual
@@ -134,6 +135,37 @@ def test_a_turned_arc_is_said_in_every_place(tmp_path: Path, model_file: Path) -
     assert "Turn the image by 20 degrees counter-clockwise" in (tmp_path / "out" / "report.html").read_text()
 
 
+@pytest.mark.parametrize("axis", ["given", "estimate"])
+def test_an_axis_that_the_file_does_not_say(axis: str, tmp_path: Path, model_file: Path) -> None:
+    """--axis gives what the same number in the file gives, in every slice of a stack, and is written wherever the result is explained."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.zeros(2, *A.domain_shape)
+    x[:, :, 5:10, 4:8] = torch.rand(2, 1, 5, 4, generator=g)  # its shadow ends in air, so a detector can be moved
+    scans = simulate(A, x, GaussianNoise(0.01), generator=g)
+    seen = axis_of_offset(A.geometry) - 0.75
+    if axis == "estimate":
+        seen = axis_of_offset(replace(A.geometry, detector_offset=estimate_axis(scans.sinograms, A.geometry)))
+    right = replace(A.geometry, detector_offset=offset_of_axis(seen, A.geometry))
+    axis = axis if axis == "estimate" else str(seen)
+    for name, geometry in (("told", A.geometry), ("known", right)):
+        write_scans(tmp_path / f"{name}.h5", replace(scans, geometry=geometry, images=None))
+    common = ("--model", model_file, "--draws", 2)
+    told = bdgd(tmp_path / "told.h5", *common, "--axis", axis, "-o", tmp_path / "told")
+    known = bdgd(tmp_path / "known.h5", *common, "-o", tmp_path / "known")
+    assert told.exit_code == known.exit_code == 0 and f"to be at detector {seen:.2f}" in told.stderr
+    with h5py.File(tmp_path / "told" / "posterior.h5") as ours, h5py.File(tmp_path / "known" / "posterior.h5") as theirs:
+        assert torch.allclose(torch.tensor(ours["mean"][:]), torch.tensor(theirs["mean"][:]), atol=1e-5)
+        assert "to be at detector" in str(ours.attrs["notes"])
+    assert f"--axis {axis}" in (tmp_path / "told" / "report.html").read_text()
+
+
+def test_an_image_that_does_not_explain_its_scan_is_said_with_what_to_check(model_file: Path, tmp_path: Path) -> None:
+    write_scans(tmp_path / "scan.h5", replace(some_scans(2), noise=GaussianNoise(1e-4)))
+    result = bdgd(tmp_path / "scan.h5", "--model", model_file, "-o", tmp_path / "out", "--draws", 2)
+    assert result.exit_code == 0 and "scan.h5 (and 1 more of its slices): The error bars need not hold for this scan" in result.stderr
+    assert "times the noise unexplained" in result.stderr and "--axis estimate" in result.stderr
+
+
 def test_several_scans_each_get_a_folder(model_file: Path, tmp_path: Path) -> None:
     paths = [tmp_path / "a.h5", tmp_path / "b.h5", tmp_path / "c" / "a.h5"]
     (tmp_path / "c").mkdir()
@@ -168,6 +200,8 @@ def test_a_second_result_takes_the_place_of_the_first(scan: Path, model_file: Pa
         (["--level", "1"], "--level must lie between 0 and 1"),
         (["--level", "nan"], "--level must lie between 0 and 1"),
         (["--slice", "1"], "numbered from 0"),
+        (["--axis", "guess"], "--axis takes the number of a detector or the word estimate, got 'guess'"),
+        (["--axis", "999"], "axis must be the number of a detector from 0"),
         (["--regions", "{tmp}/none.toml"], "No such file"),
         (["--regions", "{tmp}/scan.h5"], "not valid TOML"),
         (["--regions", "{tmp}/far.toml"], "holds no pixel centre"),
@@ -197,6 +231,14 @@ def test_a_scan_that_does_not_fit_is_told_which_shipped_models_do(model_file: Pa
         in result.stderr
     )
     assert f"bdgd train own-scan --geometry '{tmp_path}/my scan.h5' -o RUN" in result.stderr and not (tmp_path / "out").exists()
+
+
+def test_what_is_strange_about_a_scan_that_does_not_fit_is_said_too(model_file: Path, tmp_path: Path) -> None:
+    """Degrees that were written as radians fit no model; that they span turn after turn says why."""
+    strange = replace(A.geometry, angles=tuple(57.3 * (angle + 0.01) for angle in A.geometry.angles))
+    write_scans(tmp_path / "scan.h5", Scans(some_scans().sinograms, strange))
+    result = bdgd(tmp_path / "scan.h5", "-m", model_file, "-o", tmp_path / "out")
+    assert result.exit_code == 2 and "turns: if they are degrees, name them angles_degrees; " in result.stderr, result.stderr
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="the superuser may write everywhere")
@@ -276,6 +318,8 @@ def test_unknown_noise_is_estimated_from_the_sinogram() -> None:
     smooth = (1 - positions**2).clamp(min=0).expand(1, 1, 60, 200)
     noise = torch.randn(smooth.shape, generator=torch.Generator().manual_seed(0))
     assert noise_of_one_size(smooth + 0.03 * noise) == pytest.approx(0.03, rel=0.03)
+    padded = torch.nn.functional.pad((smooth + 0.03 * noise)[0], (80, 80), mode="replicate")  # as by a wider detector of a model
+    assert noise_of_one_size(padded) == pytest.approx(0.03, rel=0.05) and math.isnan(noise_of_one_size(torch.ones(1, 1, 5, 9)))
     A = small_transform()
     x = torch.rand(1, *A.domain_shape)
     found = residual(A, x, A(x), None)

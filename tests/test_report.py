@@ -23,7 +23,7 @@ from bdgd.apps.subject import Subject, Thumbnail
 from bdgd.classical import fbp
 from bdgd.inference import Alarm, Posterior, reconstruct
 from bdgd.inference.residual import residual
-from bdgd.inference.witnesses import SHARES
+from bdgd.inference.witnesses import IN_WORDS, SHARES
 
 A = small_transform(size=(16, 12), pixel_size=0.5)
 EVIL = '<script>alert(1)</script><img src="http://x.org/a.png" onerror=alert(2)> & "quotes" \udcff'
@@ -187,11 +187,28 @@ def test_calibrated_and_not_are_said(subject: Subject, monkeypatch: pytest.Monke
     assert "not calibrated" not in report(subject)
 
 
-@pytest.mark.parametrize(("light", "told"), [("green", "green: 40% of ordinary images look as unusual"), ("red", "; see its structure")])
+@pytest.mark.parametrize(
+    ("light", "told"), [("green", "green: 40% of ordinary images look as unusual"), ("red", f"; by its structure: {IN_WORDS['structure']}")]
+)
 def test_the_alarm_is_shown_where_there_is_one(subject: Subject, light: str, told: str) -> None:
     surprises = {name: torch.tensor([9.0 if name == "structure" else 0.0]) for name in SHARES}
     ringing = Alarm((light,), torch.tensor([0.4]), surprises, surprises, 0.05, SHARES)
     assert told in report(replace(subject, alarm=ringing)) and told not in report(subject)
+
+
+def test_the_first_words_say_where_error_bars_need_not_hold(subject: Subject) -> None:
+    """By a red light, or by a residual that no noise explains; the sentence is that of the command line."""
+    silent = {name: torch.tensor([0.0]) for name in SHARES}
+    green, red = (Alarm((light,), torch.tensor([0.004]), silent, silent, 0.05, SHARES) for light in ("green", "red"))
+    fine, bad = (replace(subject.residual, noise=subject.residual.rms / ratio) for ratio in (1.9, 82.0))
+    ordinary = replace(subject, alarm=green, residual=fine)
+    assert ordinary.doubt() == "" and "need not hold" not in report(ordinary) and "under 1% of ordinary" in report(ordinary)
+    for other, told in ((replace(ordinary, alarm=red), "the alarm is red"), (replace(ordinary, residual=bad), "82 times the noise")):
+        assert told in other.doubt() and escaped(other.doubt()) in report(other).split('<dl class="facts"')[0]
+
+
+def test_every_witness_has_its_words() -> None:
+    assert set(IN_WORDS) == set(SHARES)
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from few_scans import PARALLEL, some_scans
 
 from bdgd.checks import InputError
 from bdgd.data.files import read_scans, write_scans
+from bdgd.data.noise import GaussianNoise
 from bdgd.data.scans import Scans
 from bdgd.operators.geometry import FanBeam, Geometry, ParallelBeam
 
@@ -33,6 +34,16 @@ def test_files_give_back_what_was_written(geometry: Geometry, dtype: torch.dtype
     assert back.images is not None and scans.images is not None and torch.equal(back.images, scans.images)
     assert read_scans(tmp_path / "scan.h5").sinograms.dtype == torch.float32
     assert os.listdir(tmp_path) == ["scan.h5"]
+
+
+def test_a_noise_that_no_file_can_say_is_named(tmp_path: Path) -> None:
+    class Salt(GaussianNoise):
+        def to_dict(self) -> dict[str, Any]:
+            return {"kind": "salt"}
+
+    scans = replace(some_scans(), noise=Salt(0.1))
+    with pytest.raises(InputError, match=r"got 'salt'\); write dataclasses.replace\(scans, noise=None\)"):
+        write_scans(tmp_path / "scan.h5", scans)
 
 
 def test_files_hold_plain_attributes_and_one_chunk_per_slice(tmp_path: Path) -> None:
@@ -94,7 +105,10 @@ def declare_without_data(file: h5py.File, shape: tuple[int, ...]) -> None:
 BREAKS: list[tuple[Callable[[h5py.File], Any], str]] = [
     (lambda f: f.__delitem__("sinogram"), "needs the dataset 'sinogram', but the file holds image"),
     (lambda f: (f.__delitem__("sinogram"), f.create_group("sinogram")), "needs the dataset 'sinogram'"),
-    (lambda f: replace_dataset(f, "sinogram", np.zeros((3, 11))), r"\(B, 3, 11\) by the geometry in the file, got \(3, 11\)"),
+    (
+        lambda f: replace_dataset(f, "sinogram", np.zeros((3, 11))),
+        r"\(B, 3, 11\) by the geometry in the file, got \(3, 11\); add the axis of slices",
+    ),
     (lambda f: replace_dataset(f, "sinogram", np.zeros((10, 11, 3))), r"got \(10, 11, 3\)"),
     (lambda f: replace_dataset(f, "sinogram", np.zeros((0, 3, 11))), "holds no slice"),
     (lambda f: replace_dataset(f, "sinogram", np.zeros((10, 3, 11), dtype=complex)), "must hold real numbers, got complex128"),

@@ -89,6 +89,7 @@ def test_bad_splits_are_named(parts: tuple[float, ...], message: str) -> None:
         (lambda: Scans(torch.zeros(2, 1, 3, 11), PARALLEL, torch.full((2, 1, 6, 7), math.inf)), "images must be finite"),
         (lambda: Scans(np.zeros((2, 1, 3, 11)), PARALLEL), "torch.as_tensor"),  # type: ignore[arg-type]
         (lambda: Scans(torch.zeros(2, 1, 3, 11), "parallel"), "geometry must be"),  # type: ignore[arg-type]
+        (lambda: Scans(torch.zeros(2, 1, 3, 11), PARALLEL, noise=lambda y, generator: y), r"by to_dict\(\), which function has not"),  # type: ignore[arg-type]
         (lambda: Scans(torch.zeros(3), None), r"batch \(B, ...\), got torch.float32 \(3,\)"),
         (lambda: some_scans()[10:], "empty"),
     ],

@@ -21,6 +21,7 @@ from bdgd.training import finetune_jointly, train_directly, train_greedily
 
 OTHER_ANGLES = RayTransform(replace(A.geometry, angles=tuple(angle + 0.1 for angle in A.geometry.angles)))
 BAD_SCANS = {
+    "a-tensor": (TRAIN.sinograms, "training needs Scans, images with their sinograms, got Tensor; make them with bdgd.simulate"),
     "no-images": (Scans(TRAIN.sinograms, TRAIN.geometry), "training needs scans with their true images"),
     "other-angles": (ellipse_scans(OTHER_ANGLES, "train", 3), "another geometry than the model's"),
     "other-shape": (ellipse_scans(small_transform(size=16, views=5), "train", 3), r"the sinogram must have shape \(B, 1, 6, 25\)"),

@@ -131,7 +131,7 @@ class _Lines:
         self.note(", ".join(filter(None, (f"{self.what}: {self.done}/{self.total}", seconds, figure))))
 
 
-_Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Plain lines: no progress, no colours, no boxes.")]
+_Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Results alone, in plain lines: no progress, no notes, no colours, no boxes.")]
 _Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 

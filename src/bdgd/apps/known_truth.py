@@ -28,7 +28,7 @@ def evaluate_file(
         scans = scans_for(whole, methods).to(device)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
-    for note in scans.notes[len(whole.notes) :]:
+    for note in scans.notes:
         out.note(f"{path.name}: {note}")
     assert scans.geometry is not None
     A, results = RayTransform(scans.geometry, device), {}

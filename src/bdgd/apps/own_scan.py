@@ -65,6 +65,7 @@ def fitted_preset(preset: Preset, wishes: Wishes, device: torch.device) -> tuple
 def _use_scanner(scanner: Scanner, values: dict[str, Any], preset: Preset, wishes: Wishes, device: torch.device) -> list[str]:
     """Put the scanner into the preset's values, with what its scan shows where there is one; sentences about it."""
     geometry, notes = training_geometry(scanner.geometry, views=wishes.views, arc=wishes.arc, size=wishes.size)
+    notes = [*scanner.notes, *notes]
     values["geometry"] = geometry.to_dict() | ({"unit": scanner.unit} if scanner.unit else {})
     if preset.kind == "cascade":
         values["model"]["gradient_scale"] = three_digits(gradient_scale(geometry, device))

@@ -29,7 +29,7 @@ from bdgd.evaluation.figures import Panel, Scale, panels
 from bdgd.inference import Posterior, alarm, explain_rest, reconstruct_and_keep
 from bdgd.inference import reconstruct as sample
 from bdgd.inference.residual import residual
-from bdgd.models import Reconstructor, load
+from bdgd.models import Reconstructor, load, pretrained
 from bdgd.storage import replacing_together
 
 #: What a reader of the report must know about --rest.
@@ -37,13 +37,22 @@ _ADDED = (
     "the smooth rest that the model leaves of the scan was added to its images: the intervals moved along, and what a calibration"
     " guarantees holds for the model's own images"
 )
+#: What is most often wrong with a scan that its image does not explain.
+_TO_CHECK = (
+    "Check that its values are line integrals, its unit of length, its axis (--axis estimate), which way its angles run, and the model."
+)
 _THUMBNAILS, _THUMBNAIL_PIXELS = 12, 160
 
 Files = Annotated[list[Path], typer.Argument(metavar="SCAN...", help="Scan files: a sinogram, or a stack of them, with their geometry.")]
+Model = Annotated[str, typer.Option("--model", "-m", help=f"A .safetensors file, or a shipped model: {', '.join(pretrained())}.")]
 Level = Annotated[float, typer.Option("--level", help="Level of the intervals, between 0 and 1.")]
 Regions = Annotated[Path | None, typer.Option("--regions", help="TOML file with discs and a profile line for the report.")]
 Shown = Annotated[
     int | None, typer.Option("--slice", min=0, help="The slice of a stack that the report shows; the middle one unless given.")
+]
+Axis = Annotated[
+    str | None,
+    typer.Option("--axis", metavar="N|estimate", help="The detector that sees the axis of rotation, or estimate: in place of the file's."),
 ]
 Rest = Annotated[bool, typer.Option("--rest", help="Add the smooth image that explains what the model leaves of the scan.")]
 Nifti = Annotated[bool, typer.Option("--nifti", help="Also write mean.nii and std.nii.")]
@@ -52,7 +61,7 @@ Nifti = Annotated[bool, typer.Option("--nifti", help="Also write mean.nii and st
 def reconstruct(
     out: Output,
     scans: Files,
-    model: Annotated[str, typer.Option("--model", "-m", help="A shipped model by name, or a .safetensors file.")] = "sparse30-mfvi",
+    model: Model = "sparse30-mfvi",
     output: Annotated[Path, typer.Option("-o", "--output", help="The folder to write.")] = Path("reconstruction"),
     draws: Annotated[int, typer.Option("--draws", min=1, help="Monte-Carlo draws.")] = 100,
     level: Level = 0.95,
@@ -60,6 +69,7 @@ def reconstruct(
     slice: Shown = None,
     nifti: Nifti = False,
     rest: Rest = False,
+    axis: Axis = None,
     seed: Seed = 0,
     device: Device = "auto",
 ) -> None:
@@ -72,17 +82,29 @@ def reconstruct(
     if not 0 < level < 1:
         raise InputError(f"--level must lie between 0 and 1, got {level:g}")
     network = load(model, device=where)
-    job = _Job(network, model, draws, level, seed, nifti, regions, rest)
-    tasks = [examine(path, network, draws, regions=regions, shown=slice) for path in scans]  # all of them, before the first is worked on
+    job = _Job(network, model, draws, level, seed, nifti, regions, rest, axis)
+    tasks = [
+        examine(path, network, draws, regions=regions, shown=slice, axis=_axis(axis)) for path in scans
+    ]  # all of them, before the first is worked on
     for task in tasks:
         for note in task.notes:
             out.note(f"{task.path.name}: {note}")
     folders = result_folders(output, [task.path for task in tasks])
-    rows: list[list[str]] = []
+    done: list[_Line] = []
     with out.progress("reconstructing", sum(task.grid.slices for task in tasks) * (draws if network.random else 1)) as step:
         for task, folder in zip(tasks, folders, strict=True):
-            rows += _work(task, job, folder, step)
-    _summarise(out, rows, folders)
+            done += _work(task, job, folder, step)
+    _summarise(out, done, folders)
+
+
+def _axis(text: str | None) -> float | str | None:
+    """The option as `open_stack` takes it: a number, "estimate", or None for what the file says."""
+    if text is None or text == "estimate":
+        return text
+    try:
+        return float(text)
+    except ValueError:
+        raise InputError(f"--axis takes the number of a detector or the word estimate, got {text!r}") from None
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,6 +119,7 @@ class _Job:
     nifti: bool
     regions: Path | None
     rest: bool
+    axis: str | None
 
     def command(self, task: Task, folder: Path) -> str:
         """The line that makes this result again."""
@@ -106,21 +129,31 @@ class _Job:
         words += ["--slice", str(task.shown)] if task.grid.slices > 1 else []
         words += ["--nifti"] if self.nifti else []
         words += ["--rest"] if self.rest else []
+        words += ["--axis", self.axis] if self.axis is not None else []
         return shlex.join([*words, "-o", str(folder)])
 
 
-def _work(task: Task, job: _Job, folder: Path, step: Step) -> list[list[str]]:
-    """Reconstruct one file and write its folder; a row of the summary for every slice."""
+@dataclass(frozen=True)
+class _Line:
+    """What the summary says of one slice."""
+
+    scan: str
+    cells: list[str]
+    doubt: str  # why its error bars need not hold
+
+
+def _work(task: Task, job: _Job, folder: Path, step: Step) -> list[_Line]:
+    """Reconstruct one file and write its folder; a line of the summary for every slice."""
     start, origin = time.perf_counter(), _origin(task, job)
     job = job if task.calibrated else replace(job, network=job.network.with_calibration(None))
     spread_out = set(torch.linspace(0, task.grid.slices - 1, min(task.grid.slices, _THUMBNAILS)).round().int().tolist())
-    rows, thumbnails, shown = [], [], None
+    lines, thumbnails, shown = [], [], None
     with replacing_together(folder, earlier=NAMES) as temporary:
         with posterior_files(temporary, task.grid, job.level, origin, nifti=job.nifti) as add:
             for index, scan in enumerate(task.slices()):
                 subject = _reconstruct(task, job, scan, index, step)
                 add(subject.posterior)
-                rows.append(_row(task.path.name, subject))
+                lines.append(_Line(task.path.name, _row(task.path.name, subject), subject.doubt()))
                 if task.grid.slices > 1 and index in spread_out:
                     thumbnails.append(_thumbnail(subject))
                 shown = subject if index == task.shown else shown
@@ -130,7 +163,7 @@ def _work(task: Task, job: _Job, folder: Path, step: Step) -> list[list[str]]:
         origin["seconds"] = round(time.perf_counter() - start, 1)
         page = report(replace(shown, origin=origin, thumbnails=thumbnails, command=job.command(task, folder)))
         (temporary / "report.html").write_text(page, encoding="utf-8")
-    return rows
+    return lines
 
 
 def _reconstruct(task: Task, job: _Job, scan: Scans, index: int, step: Step) -> Subject:
@@ -209,10 +242,15 @@ def _row(name: str, subject: Subject) -> list[str]:
     return [name, str(subject.slice), *figures, f"{subject.residual.ratio:.2f}", subject.alarm.light[0] if subject.alarm else "", quality]
 
 
-def _summarise(out: Output, rows: list[list[str]], folders: Sequence[Path]) -> None:
+def _summarise(out: Output, lines: Sequence[_Line], folders: Sequence[Path]) -> None:
+    rows = [line.cells for line in lines]
     columns = ["scan", "slice", "largest value", "mean std", "largest std", "residual / noise", "alarm", "PSNR (dB)"]
     told = [k for k in range(len(columns)) if any(row[k] for row in rows)]  # no alarm without a calibration, no PSNR without the truth
     columns, rows = [columns[k] for k in told], [[row[k] for k in told] for row in rows]
     out.table(columns, rows, right=columns[1:])
+    for scan in dict.fromkeys(line.scan for line in lines if line.doubt):
+        doubts = [line.doubt for line in lines if line.scan == scan and line.doubt]
+        more = f" (and {len(doubts) - 1} more of its slices)" if len(doubts) > 1 else ""
+        out.note(f"{scan}{more}: {doubts[0]} {_TO_CHECK}")
     for folder in folders:
         out.say(f"wrote {folder}; open {folder / 'report.html'}")

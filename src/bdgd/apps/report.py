@@ -19,6 +19,7 @@ from bdgd.apps.report_figures import image_figures, profile_drawings, profile_le
 from bdgd.apps.subject import Subject
 from bdgd.inference import Alarm
 from bdgd.inference.residual import Residual
+from bdgd.inference.witnesses import IN_WORDS
 from bdgd.metrics import psnr
 from bdgd.operators import FanBeam
 
@@ -63,7 +64,7 @@ def rounded(value: float, std: float) -> str:
 
 
 def _lead(subject: Subject) -> str:
-    """The first sentences: what was done, and whether the error bars are calibrated."""
+    """The first sentences: what was done, whether the error bars are calibrated, and whether they can hold for this scan."""
     model, draws = escaped(subject.origin.get("model", "a model")), subject.posterior.number
     made = "one pass" if draws == 1 else f"{draws} draws"
     trust = (
@@ -73,7 +74,8 @@ def _lead(subject: Subject) -> str:
     )
     turned = subject.origin.get("rotation_degrees")
     lies = f" Turn the image by {turned:g} degrees counter-clockwise to see it as the object lay." if turned else ""
-    return f"Reconstructed from {subject.geometry.views} views by {made} through the model {model}. {trust}{lies}"
+    doubt = f' <b class="doubt">{escaped(subject.doubt())}</b>' if subject.doubt() else ""
+    return f"Reconstructed from {subject.geometry.views} views by {made} through the model {model}. {trust}{lies}{doubt}"
 
 
 def _facts(subject: Subject) -> list[tuple[str, str]]:
@@ -98,8 +100,9 @@ def _facts(subject: Subject) -> list[tuple[str, str]]:
 
 def _light(alarm: Alarm) -> str:
     """The traffic light in words: how many ordinary images look at least as unusual, and what is unusual."""
-    share = f"{float(alarm.p[0]):.0%} of ordinary images look as unusual"
-    return f"{alarm.light[0]}: {share}" + ("" if alarm.light[0] == "green" else f"; see its {alarm.reason()}")
+    share = f"{float(alarm.p[0]):.0%}" if alarm.p[0] >= 0.01 else "under 1%"
+    why = "" if alarm.light[0] == "green" else f"; by its {alarm.reason()}: {IN_WORDS[alarm.reason()]}"
+    return f"{alarm.light[0]}: {share} of ordinary images look as unusual{why}"
 
 
 def _ratio(residual: Residual) -> str:

@@ -13,6 +13,7 @@ from bdgd.apps.places import Places, default_places, read_places
 from bdgd.apps.provenance import printable
 from bdgd.checks import InputError
 from bdgd.data import Correction, Scans, match, open_stack
+from bdgd.data.axis import axis_of_offset
 from bdgd.data.matching import REMEDY
 from bdgd.models import Reconstructor, geometry_of, pretrained, ray_transform
 from bdgd.operators import Geometry
@@ -30,19 +31,29 @@ class Task:
     notes: tuple[str, ...] = ()  # what a reader did to the values, and what does not hold for them
     calibrated: bool = False  # whether the model's calibration holds for this scan
     correction: Correction | None = None  # what the model needs to be done to it
+    axis: float | None = None  # the detector that sees the axis of rotation, where it is not as the file says
     rotation: float = 0.0  # radians, counter-clockwise, by which its images must be turned to lie as the object did
 
     def slices(self) -> Iterator[Scans]:
         """One slice after the other, fitted to the model and corrected as it needs; no other is in memory."""
-        with open_stack(self.path) as stack:
+        with open_stack(self.path, axis=self.axis) as stack:
             for scan in stack:
                 yield match(scan, self.geometry)[0].corrected(self.correction)
 
 
-def examine(path: Path, model: Reconstructor, draws: int, *, regions: Path | None = None, shown: int | None = None) -> Task:
+def examine(
+    path: Path,
+    model: Reconstructor,
+    draws: int,
+    *,
+    regions: Path | None = None,
+    shown: int | None = None,
+    axis: float | str | None = None,
+) -> Task:
     """Raise, before any work is done, unless the file fits the model and the options fit the file."""
-    with open_stack(path) as stack:
+    with open_stack(path, axis=axis) as stack:
         scan, count = stack[0], len(stack)
+        seen = None if axis is None else axis_of_offset(stack.geometry)  # an estimate is made once
     geometry = ray_transform(model).geometry
     try:
         first = match(scan, geometry)[0].corrected(model.correction)
@@ -55,7 +66,7 @@ def examine(path: Path, model: Reconstructor, draws: int, *, regions: Path | Non
     each = "every slice is corrected by its own air; the one above is that of slice 0" if count > 1 and _subtracts_air(model) else None
     notes, calibrated = (*first.notes, *filter(None, [each, objection])), model.calibration is not None and objection is None
     shown = count // 2 if shown is None else shown
-    return Task(path, Grid.of(first, count), geometry, places, shown, notes, calibrated, model.correction, first.rotation)
+    return Task(path, Grid.of(first, count), geometry, places, shown, notes, calibrated, model.correction, seen, first.rotation)
 
 
 def _subtracts_air(model: Reconstructor) -> bool:
@@ -63,10 +74,11 @@ def _subtracts_air(model: Reconstructor) -> bool:
 
 
 def _with_remedy(refusal: str, path: Path, scan: Scans) -> str:
-    """What `match` said, with the file's name in its command and, before it, the shipped models that would do."""
+    """What `match` said, with what the reader found strange, the shipped models that would do, and the file's name in the command."""
     fitting = [name for name in pretrained() if _fits(scan, geometry_of(name))]
+    noted = f"also, {'; '.join(scan.notes)}; " if scan.notes else ""
     instead = f"choose a shipped --model that can use it ({', '.join(fitting)}), or " if fitting else ""
-    return refusal.replace(REMEDY, instead + REMEDY.replace("SCAN", shlex.quote(printable(str(path)))))
+    return refusal.replace(REMEDY, noted + instead + REMEDY.replace("SCAN", shlex.quote(printable(str(path)))))
 
 
 def _fits(scan: Scans, geometry: Geometry | None) -> bool:

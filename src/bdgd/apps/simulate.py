@@ -87,6 +87,8 @@ def simulate(
     """
     where = choose_device(device)
     scanner = _scanner(size, views, degrees, geometry)
+    for note in scanner.notes:
+        out.note(f"{scanner.name}: {note}")
     disturbance = _noise(noise, photons, attenuation, scanner)
     require_count(count, "--count")
     beam = None if hardening is None else Correction(hardening=hardening)

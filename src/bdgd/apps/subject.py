@@ -12,7 +12,11 @@ from bdgd.apps.outputs import Grid
 from bdgd.apps.places import Places
 from bdgd.inference import Alarm, Posterior
 from bdgd.inference.residual import Residual
+from bdgd.inference.witnesses import IN_WORDS
 from bdgd.operators import Geometry
+
+#: A residual of so many times the noise is no matter of chance, nor of a noise that was estimated too low.
+UNEXPLAINED = 2.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,3 +52,14 @@ class Subject:
     @property
     def calibrated(self) -> bool:
         return self.posterior.calibrated
+
+    def doubt(self) -> str:
+        """Why the error bars need not hold for this scan, in a sentence; empty where nothing speaks against them."""
+        told = []
+        if self.alarm is not None and self.alarm.light[0] == "red":
+            told.append(f"the alarm is red, since {IN_WORDS[self.alarm.reason()]}")
+        if self.residual.ratio >= UNEXPLAINED:
+            told.append(f"the image leaves {self.residual.ratio:.3g} times the noise unexplained")
+        if not told:
+            return ""
+        return f"The error bars need not hold for this scan: {', and '.join(told)}."

@@ -187,6 +187,8 @@ def _summarise(out: Output, model: Reconstructor, run: Path, scan: Path | None) 
     trained = shlex.quote(str(run / "model.safetensors"))
     if scan is not None:
         out.say(f"next: bdgd reconstruct {shlex.quote(str(scan))} --model {trained} -o RESULT")
+        calibrated = shlex.quote(str(run / "calibrated.safetensors"))
+        out.say(f"for intervals that cover what they say, before that: bdgd calibrate {trained} --head 2000 -o {calibrated}")
     elif model.geometry in SETTINGS.values():
         out.say(f"next: bdgd evaluate fbp tv {trained}")
 

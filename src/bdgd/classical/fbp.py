@@ -41,7 +41,10 @@ def fbp(A: LinearOperator, y: Tensor, filter: str = "ram-lak") -> Tensor:
     """
     geometry = getattr(A, "geometry", None)
     if not isinstance(geometry, Geometry):
-        raise InputError(f"fbp needs an operator with a geometry, such as bdgd.RayTransform; {A} has none, so pass another start for it")
+        raise InputError(
+            f"fbp needs an operator with a geometry, such as bdgd.RayTransform; {A} has none: start a model from"
+            " another image, as by DeepGradientDescent(A, initial=lambda A, y: A.T(y))"
+        )
     require_batch(y, A.range_shape, "the sinogram")
     if (y.dtype, y.device.type) != (A.dtype, A.device.type):
         raise InputError(f"the sinogram is {y.dtype} on {y.device}, but {A} works in {A.dtype} on {A.device}; convert it with .to")

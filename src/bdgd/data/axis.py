@@ -29,6 +29,11 @@ def offset_of_axis(axis: float, geometry: Geometry) -> float:
     return ((geometry.detectors - 1) / 2 - number) * geometry.detector_spacing
 
 
+def axis_of_offset(geometry: Geometry) -> float:
+    """The number of the detector that sees the axis: the inverse of `offset_of_axis`."""
+    return (geometry.detectors - 1) / 2 - geometry.detector_offset / geometry.detector_spacing
+
+
 def estimate_axis(sinograms: Tensor, geometry: Geometry) -> float:
     """The `detector_offset` for which sinograms (B, 1, V, D) agree best with themselves, whatever the geometry says of it.
 

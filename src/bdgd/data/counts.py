@@ -17,7 +17,7 @@ class Repairs:
     """How many values of a slice were not measured, and what was put in their place."""
 
     dead: frozenset[int] = frozenset()  # detectors, interpolated between their neighbours in every view
-    missing: int = 0  # single rays without a finite count, interpolated in the same way
+    missing: int = 0  # single rays without a finite value, interpolated in the same way
     clamped: int = 0  # rays with no count above the dark field, taken as the smallest count there can be
 
     def __add__(self, other: Repairs) -> Repairs:
@@ -28,7 +28,7 @@ class Repairs:
         numbers = ", ".join(map(str, sorted(self.dead)[:10])) + (", ..." if len(self.dead) > 10 else "")
         said = (
             (len(self.dead), f"{len(self.dead)} dead detectors ({numbers}) were interpolated from their neighbours"),
-            (self.missing, f"{self.missing} rays without a finite count were interpolated from their neighbours"),
+            (self.missing, f"{self.missing} rays without a finite value were interpolated from their neighbours"),
             (self.clamped, f"{self.clamped} rays without a count above the dark field were taken as half the smallest count"),
         )
         return tuple(text for count, text in said if count)
@@ -54,6 +54,18 @@ def line_integrals(counts: np.ndarray, flat: np.ndarray, dark: np.ndarray | floa
     return y, Repairs(frozenset(np.flatnonzero(dead).tolist()), int(missing.sum()), int(clamped.sum()))
 
 
+def without_gaps(y: np.ndarray) -> tuple[np.ndarray, Repairs]:
+    """Line integrals y (V, D) whose NaN, the usual mark of a dead detector or a lost ray, are interpolated between their neighbours.
+
+    y itself where it has none, or where more than a quarter is NaN: then there is not enough left to interpolate from.
+    """
+    gaps = np.isnan(y)
+    if not gaps.any() or gaps.mean() > _MOST_DEAD:
+        return y, Repairs()
+    dead = gaps.all(0)
+    return _interpolated(y.copy(), gaps), Repairs(frozenset(np.flatnonzero(dead).tolist()), int((gaps & ~dead).sum()))
+
+
 def _dead_detectors(counts: np.ndarray, beam: np.ndarray, flat: np.ndarray) -> np.ndarray:
     """(D,) which detectors see no beam, or say the same whatever stands before them."""
     finite = np.isfinite(beam)
@@ -76,6 +88,6 @@ def _interpolated(y: np.ndarray, wrong: np.ndarray) -> np.ndarray:
     for view in np.flatnonzero(wrong.any(1)):
         right = ~wrong[view]
         if not right.any():
-            raise InputError(f"view {int(view)} has no finite count at all; leave it out")
+            raise InputError(f"view {int(view)} has no finite value at all; leave it out")
         y[view, ~right] = np.interp(detectors[~right], detectors[right], y[view, right])
     return y

@@ -71,13 +71,13 @@ def noise_on(scan: Scans, geometry: Geometry) -> GaussianNoise | PoissonNoise:
 
 
 def noise_of_one_size(y: Tensor) -> float:
-    """Standard deviation of the noise in y (..., D), over all rays together, in their unit; NaN for D < 4.
+    """Standard deviation of the noise in y (..., D), over all rays together, in their unit; NaN where D < 4 or all rays are alike.
 
     What is rough in every ray counts as noise: up to twice too much where pixels are coarse and noise is 1 %.
     """
-    if y.shape[-1] <= _ORDER:
-        return math.nan
-    return float(_sigma(torch.diff(y.double(), n=_ORDER).abs().flatten()))
+    differences = torch.diff(y.double(), n=_ORDER).abs().flatten()
+    differences = differences[differences > 0]  # values that were repeated beyond the end of a detector were not measured
+    return float(_sigma(differences)) if len(differences) else math.nan
 
 
 def photon_noise(y: Tensor) -> float:

@@ -19,7 +19,7 @@ from bdgd.checks import InputError
 from bdgd.data.formats import format_of
 from bdgd.data.formats.attributes import VERSION
 from bdgd.data.formats.contents import named_errors
-from bdgd.data.noise import noise_from_dict
+from bdgd.data.noise import Noise, noise_from_dict
 from bdgd.data.scans import Scans
 from bdgd.data.stack import Slices, Stack
 from bdgd.storage import PatientFile, replacing
@@ -88,8 +88,16 @@ def _attributes(scans: Scans) -> dict[str, Any]:
     attributes = {"format_version": VERSION, **scans.geometry.to_dict()}
     attributes |= {name: value for name in ("unit", "slice_spacing") if (value := getattr(scans, name)) is not None}
     if scans.noise is not None:
-        attributes["noise"] = json.dumps(noise_from_dict(scans.noise.to_dict()).to_dict())  # fails now if it could not be read back
+        attributes["noise"] = _readable_noise(scans.noise)
     return attributes
+
+
+def _readable_noise(noise: Noise) -> str:
+    """As JSON, once `read_scans` is known to read it back."""
+    try:
+        return json.dumps(noise_from_dict(noise.to_dict()).to_dict())
+    except InputError as error:
+        raise InputError(f"a scan file cannot say what noise this is ({error}); write dataclasses.replace(scans, noise=None)") from None
 
 
 def _as_numpy(tensor: Tensor) -> np.ndarray:

@@ -34,17 +34,18 @@ class Scanner:
     geometry: Geometry
     scan: Scans | None = None
     unit: str | None = None
+    notes: tuple[str, ...] = ()  # what its reader repaired or found strange
 
 
 def read_scanner(path: Path) -> Scanner:
     """From any scan file, or from a geometry as TOML or JSON."""
     if path.suffix.lower() in (".toml", ".json") or (path.is_file() and not _is_scan(path)):
         header = read_header(_attributes(path))
-        return Scanner(path.name, header.geometry, None, header.unit)
+        return Scanner(path.name, header.geometry, None, header.unit, header.notes)
     with open_stack(path) as stack:
         scan = stack[len(stack) // 2]
     assert scan.geometry is not None
-    return Scanner(path.name, scan.geometry, scan, scan.unit)
+    return Scanner(path.name, scan.geometry, scan, scan.unit, scan.notes)
 
 
 def _is_scan(path: Path) -> bool:

@@ -44,6 +44,10 @@ class Scans:
         _require_lengths(self.unit, self.slice_spacing)
         if self.geometry is not None and not isinstance(self.geometry, Geometry):
             raise InputError(f"geometry must be a ParallelBeam, a FanBeam or None, got {type(self.geometry).__name__}")
+        if self.noise is not None and not callable(getattr(self.noise, "to_dict", None)):
+            raise InputError(
+                f"a noise says what it is by to_dict(), which {type(self.noise).__name__} has not; add it, as GaussianNoise has it"
+            )
         _require_fit(self.sinograms, (self.geometry.views, self.geometry.detectors) if self.geometry else None, "sinograms")
         if self.images is None:
             return

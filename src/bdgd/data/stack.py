@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from bdgd.checks import InputError
-from bdgd.data.axis import estimate_axis, offset_of_axis
-from bdgd.data.counts import Repairs, line_integrals
+from bdgd.data.axis import axis_of_offset, estimate_axis, offset_of_axis
+from bdgd.data.counts import Repairs, line_integrals, without_gaps
+from bdgd.data.doubts import doubts_about
 from bdgd.data.formats.attributes import read_header
 from bdgd.data.formats.contents import Array, Contents, named_errors, require_readable_at_once, require_values
 from bdgd.data.noise import Noise
@@ -75,20 +76,25 @@ class Stack:
             images = None if self._image is None else self._tensor(self._image, chosen)
             sinograms, repairs = self._sinograms(chosen)
             header = self._header
-            notes = (*self._notes, *repairs.notes())
+            doubts = () if self._fields else doubts_about(sinograms, self._values.dtype)
+            notes = (*self._notes, *repairs.notes(), *doubts)
             return Scans(sinograms, header.geometry, images, header.noise, header.unit, header.slice_spacing, notes=notes)
 
     def _sinograms(self, chosen: Sequence[int]) -> tuple[Tensor, Repairs]:
-        """(B, 1, V, D) line integrals of the chosen slices, and what had to be repaired in their counts."""
-        if not self._fields:
-            return self._tensor(self._values, chosen), Repairs()
+        """(B, 1, V, D) line integrals of the chosen slices, and what had to be repaired in them."""
         values, repairs = self._room(self._values, chosen), Repairs()
-        dark = self._fields.get("dark")
         for to, index in enumerate(chosen):
-            beam = _mean_field(self._fields["flat"], index)
-            y, repaired = line_integrals(self._values[index], beam, 0.0 if dark is None else _mean_field(dark, index))
+            y, repaired = self._line_integrals(index)
             values[to, 0], repairs = torch.from_numpy(y), repairs + repaired
         return values, repairs
+
+    def _line_integrals(self, index: int) -> tuple[np.ndarray, Repairs]:
+        """(V, D) of one slice, from its counts or as the file has them."""
+        if not self._fields:
+            return without_gaps(self._values[index].astype(np.float64))
+        dark = self._fields.get("dark")
+        beam = _mean_field(self._fields["flat"], index)
+        return line_integrals(self._values[index], beam, 0.0 if dark is None else _mean_field(dark, index))
 
     def _tensor(self, array: Array, chosen: Sequence[int]) -> Tensor:
         values = self._room(array, chosen)
@@ -110,11 +116,11 @@ class Stack:
             offset = estimate_axis(self._sinograms(some)[0], self.geometry)
         else:
             offset = offset_of_axis(axis, self.geometry)
-        seen = (self.geometry.detectors - 1) / 2 - offset / self.geometry.detector_spacing
+        placed = replace(self.geometry, detector_offset=offset)
         how = "estimated" if isinstance(axis, str) else "given"
         instead = f"detector_offset is {offset:.6g} instead of {self.geometry.detector_offset:.6g}"
-        note = f"the axis is {how} to be at detector {seen:.2f}: {instead}"
-        self._header = replace(self._header, geometry=replace(self.geometry, detector_offset=offset))
+        note = f"the axis is {how} to be at detector {axis_of_offset(placed):.2f}: {instead}"
+        self._header = replace(self._header, geometry=placed)
         self._notes = (*self._notes, note)
 
 

@@ -42,6 +42,7 @@ def reconstruct(
 ) -> Posterior:
     """The posterior of the images behind sinograms y (B, 1, V, D), from `draws` Monte-Carlo draws.
 
+    generator: fixes the draws, the same on every device; without one they are those of seed 0, the same in every call.
     draw: "weights" draws each block's weights once per draw, for the whole image; "pixels" draws the output of each last
     layer independently in every pixel, as the authors' code does. blocks: use only the first blocks of the cascade.
     precision: "auto" computes the features of a cascade's blocks in bfloat16 on a GPU, as in training; "float32" everywhere the same.

@@ -25,6 +25,15 @@ from bdgd.operators import LinearOperator
 #: The witnesses with their shares of the budget of false alarms; where one cannot be measured the others have it all. A few ordinary
 #: images in a hundred are fitted badly and would use it up by their misfit; what the data cannot object to needs the larger part.
 SHARES = {"misfit": 0.05, "structure": 0.05, "uncertainty": 0.15, "invisible": 0.15, "detail": 0.55, "axis": 0.05}
+#: What each of them says of an image that surprises it.
+IN_WORDS = {
+    "misfit": "the image leaves more of the scan unexplained",
+    "structure": "what the image leaves of the scan has a shape and is no noise",
+    "uncertainty": "the standard deviation is large over a whole part of the image",
+    "invisible": "the image shows what the scan cannot confirm",
+    "detail": "a part of the image is full of fine structure",
+    "axis": "the axis of rotation is not where the geometry has it",
+}
 #: Conjugate-gradient steps towards A^+ A x: the fraction changes by about a per cent beyond.
 STEPS = 15
 #: Contrast that counts half in `detail`: a few times the noise of a reconstruction.

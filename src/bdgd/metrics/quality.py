@@ -38,9 +38,12 @@ def ssim(estimate: Tensor, truth: Tensor, data_range: float = 1.0) -> Tensor:
 
 
 def _require_pair(estimate: Tensor, truth: Tensor) -> None:
-    if not isinstance(truth, Tensor) or truth.ndim != 4 or truth.shape[1] != 1:
-        got = tuple(truth.shape) if isinstance(truth, Tensor) else type(truth).__name__
-        raise InputError(f"truth must be images of shape (B, 1, H, W), got {got}; add axes with [None, None]")
+    if not isinstance(truth, Tensor):
+        raise InputError(f"truth must be a torch tensor of shape (B, 1, H, W), got {type(truth).__name__}; convert it with torch.as_tensor")
+    if truth.ndim != 4 or truth.shape[1] != 1:
+        remedy = {2: "[None, None]", 3: "[None]" if truth.shape[0] == 1 else "[:, None]"}.get(truth.ndim)
+        add = f"add axes with {remedy}" if remedy else "score one channel at a time"
+        raise InputError(f"truth must be images of shape (B, 1, H, W), got {tuple(truth.shape)}; {add}")
     require_batch(truth, truth.shape[1:], "truth")
     require_batch(estimate, truth.shape[1:], "estimate")
     if len(estimate) != len(truth):

@@ -140,9 +140,11 @@ class Geometry:
         return {"beam": self.beam, **values, "image_size": list(self.image_size), "angles": list(self.angles)}
 
     def to_json(self) -> str:
+        """`to_dict` as one line of JSON, as scan files take it."""
         return json.dumps(self.to_dict())
 
     def to_toml(self) -> str:
+        """`to_dict` as TOML, a line per key; `read_geometry` reads it back."""
         return "".join(f"{key} = {json.dumps(value)}\n" for key, value in self.to_dict().items())
 
 

@@ -73,17 +73,31 @@ class LinearOperator:
 
 
 class _Apply(torch.autograd.Function):
-    """y = A x with the vector-Jacobian product grad_x = A' grad_y, which is differentiable in turn."""
+    """y = A x with the vector-Jacobian product grad_x = A' grad_y, which is differentiable in turn; also for `torch.func`."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, operator: LinearOperator) -> Tensor:
-        ctx.operator = operator
+    def forward(x: Tensor, operator: LinearOperator) -> Tensor:
         with torch.autocast(x.device.type, enabled=False):  # the operator stays in its own precision inside autocast
             return operator._apply(x)
 
     @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, LinearOperator], output: Tensor) -> None:
+        ctx.operator = inputs[1]
+
+    @staticmethod
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor, None]:
         return ctx.operator.T(grad_y.to(ctx.operator.dtype)), None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
+        """A is its own derivative."""
+        return _Apply.apply(tangent, ctx.operator)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int, None], x: Tensor, operator: LinearOperator) -> tuple[Tensor, int]:
+        """The mapped axis becomes part of the batch, for which an operator is made."""
+        mapped = x.movedim(in_dims[0], 0)  # (N, B, *domain_shape)
+        return _Apply.apply(mapped.flatten(0, 1), operator).unflatten(0, mapped.shape[:2]), 0
 
 
 class _Transpose(LinearOperator):

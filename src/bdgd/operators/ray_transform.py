@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -77,9 +77,15 @@ class RayTransform(LinearOperator):
         """Whether a CUDA graph may hold this operator: its kernels are our own."""
         return isinstance(self._strategy, OnTheFly)
 
-    def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> RayTransform:
-        """The same transform on another device or in another precision."""
-        return RayTransform(self.geometry, device, dtype or self.dtype, self._wanted)
+    def to(self, device: torch.device | str | torch.dtype | None = None, dtype: torch.dtype | None = None) -> RayTransform:
+        """The same transform on another device, in another precision, or both: `A.to("cuda")`, `A.to(torch.float64)`."""
+        if isinstance(device, torch.dtype):
+            device, dtype = None, device
+        return RayTransform(self.geometry, self.device if device is None else device, dtype or self.dtype, self._wanted)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RayTransform:
+        """Itself: nothing in it ever changes, so that copies of a model share one matrix."""
+        return self
 
     def __repr__(self) -> str:
         beam = type(self.geometry).__name__

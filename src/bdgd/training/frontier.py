@@ -73,6 +73,8 @@ def score(images: Tensor, truth: Tensor, log_noise: Tensor, *, estimated: bool) 
 
 def prepared(model: Reconstructor, scans: Scans) -> Scans:
     """The scans on the model's device, divided by its value_scale, once they are known to fit it and to have images."""
+    if not isinstance(scans, Scans):
+        raise InputError(f"training needs Scans, images with their sinograms, got {type(scans).__name__}; make them with bdgd.simulate")
     if scans.images is None:
         raise InputError("training needs scans with their true images; these have none: simulate them with bdgd.simulate")
     scans = scans.to(model.device)

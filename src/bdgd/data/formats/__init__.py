@@ -46,4 +46,7 @@ def format_of(path: Path) -> Format:
                 return _HDF5
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
-    raise InputError(f"{path} has a suffix that no scan file has; known are {', '.join(FORMATS)}")
+    raise InputError(
+        f"{path} has a suffix that no scan file has; known are {', '.join(FORMATS)}: an array alone has no geometry,"
+        " write both with np.savez('scan.npz', sinogram=array, beam='parallel', image_size=..., angles_degrees=..., detectors=...)"
+    )

@@ -85,9 +85,23 @@ class Contents:
         found = self.arrays[name]
         if len(found.shape) != len(shape) or any(n is not None and n != got for n, got in zip(shape, found.shape, strict=True)):
             expected = "(" + ", ".join("B" if n is None else str(n) for n in shape) + ")"
-            raise InputError(f"{name} must be {meaning} = {expected} by the geometry in the file, got {found.shape}; correct one of them")
+            raise InputError(
+                f"{name} must be {meaning} = {expected} by the geometry in the file, got {found.shape}; {_shape_remedy(found.shape, shape)}"
+            )
         require_values(name, found)
         return found
+
+
+def _shape_remedy(got: tuple[int, ...], expected: tuple[int | None, ...]) -> str:
+    """How the array becomes what was expected, where its sizes tell."""
+    known = [n for n in expected if n is not None]
+    if got == tuple(known):
+        return "add the axis of slices with [None]"
+    if len(got) > len(expected) and 1 in got[1:]:
+        return "leave out the axis of length 1"
+    if len(got) == len(expected) and all(got.count(n) >= known.count(n) for n in known):
+        return "put its axes into this order"
+    return "correct one of them"
 
 
 def require_values(name: str, array: Array) -> None:

@@ -123,7 +123,10 @@ def _beside(path: Path, name: str, value: Any) -> Path:
 
 def _read_toml(path: Path) -> dict[str, Any]:
     if not path.is_file():
-        raise InputError(f"a TIFF scan needs its geometry in {path.name} beside it; write it with Geometry.to_toml()")
+        raise InputError(
+            f"a TIFF scan needs its geometry in {path.name} beside it: a text file with beam, image_size, angles_degrees,"
+            " detectors and so on, as docs/scans.md shows it; Geometry.to_toml() writes one"
+        )
     if path.stat().st_size > LARGEST_ATTRIBUTE:
         raise InputError(f"the geometry {path.name} has {path.stat().st_size} bytes; a geometry has at most 8 MB")
     try:
