@@ -75,3 +75,16 @@ def test_a_cell_of_the_table_from_the_same_cpu_is_taken(tmp_path: Path, monkeypa
     (kept,) = Path("results/devices").glob("*.json")
     models = json.loads(kept.read_text())["models"]
     assert models["sparse30-mfvi"]["psnr"] == [1.0, 2.0, 3.0] and models["sparse30-dgd"]["psnr"] != [1.0, 2.0, 3.0]
+
+
+def test_what_a_device_made_of_earlier_weights_is_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Shelf(tmp_path / "weights", monkeypatch).add("sparse30-dgd")
+    monkeypatch.setattr(reproduce, "FULL", Effort(ellipses=1, draws=1, claim_images=1))
+    monkeypatch.chdir(tmp_path)
+    Path("results/devices").mkdir(parents=True)
+    other = device("another machine", [40.0, 50.0])
+    other["models"] = {"sparse30-dgd": other["models"]["model"], "model": other["models"]["model"]}
+    Path("results/devices/other.json").write_text(json.dumps(other))
+    result = CliRunner().invoke(cli.app, ["reproduce", "devices", "--device", "cpu"])
+    assert result.exit_code == 0 and "40.000" not in result.output and "| model |" not in result.output
+    assert "one device only" in result.output

@@ -34,16 +34,17 @@ def make_devices(job: Reproduction, page: Path | None = None) -> None:
     if page is not None:
         require_place(page, "devices")
     devices = {each: _read(each) for each in path.parent.glob("*.json")}
-    results = devices.setdefault(path, {"hardware": hardware(job.device), "models": {}})
+    results, shipped = devices.setdefault(path, {"hardware": hardware(job.device), "models": {}}), dict[str, str]()
     for name in reversed(pretrained()):  # sparse view first, which is quicker
         model = load(name, device=job.device)
-        identity = {"weights": model.fingerprint(), "effort": asdict(job.effort)}
+        shipped[name] = model.fingerprint()
+        identity = {"weights": shipped[name], "effort": asdict(job.effort)}
         there = results["models"].get(name, {})
         if model.geometry not in SETTINGS.values() or all(there.get(key) == value for key, value in identity.items()):
             continue
         results["models"][name] = {**identity, **(_from_table(job, name, model) or _measured(job, name, model))}
         write_json(path, results)
-    text = compared([devices[each] for each in sorted(devices)], job.effort.note())
+    text = compared([_of_weights(devices[each], shipped) for each in sorted(devices)], job.effort.note())
     job.publish("devices", text, page)
 
 
@@ -55,6 +56,11 @@ def _read(path: Path) -> Results:
         return dict(kept)
 
     return read_kept(path, "the results of a device", results, {})
+
+
+def _of_weights(results: Results, shipped: dict[str, str]) -> Results:
+    """What a device made of the weights that are shipped now: another device may have been asked before a model was trained again."""
+    return {**results, "models": {name: cell for name, cell in results["models"].items() if cell["weights"] == shipped.get(name)}}
 
 
 def _from_table(job: Reproduction, name: str, model: Reconstructor) -> Results | None:
