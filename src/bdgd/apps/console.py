@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import io
 import sys
@@ -159,12 +160,15 @@ def run(job: Callable[[], None], debug: bool = False) -> int:
     except (typer.Exit, typer.Abort, BrokenPipeError):  # BrokenPipeError: the reader of a pipe has gone, and typer ends quietly
         raise
     except KeyboardInterrupt:
-        return _report("interrupted; files that were already written are complete", INTERRUPTED, debug)
+        code = _report("interrupted; files that were already written are complete", INTERRUPTED, debug)
     except (InputError, OSError) as error:
         return _report(sentence(error), WRONG_INPUT, debug)
     except Exception as error:
         return _report(f"this should not have happened ({type(error).__name__}: {sentence(error)}); --debug shows where", FAILED, debug)
-    return 0
+    else:
+        return 0
+    gc.collect()  # a file that was just being opened or closed is let go here: HDF5 cannot close one once Python is being taken down
+    return code
 
 
 def _report(sentence: str, code: int, debug: bool) -> int:
