@@ -53,8 +53,7 @@ def train_greedily(
     """Train every block of the model in turn, in place; PSNR and NLL per pixel on the validation scans after each block.
 
     initialise: "previous" starts each block from all weights of the block before it, "fresh" (the paper) from its own.
-    first_noise_level: sigma_k that a block starts with which does not start from another, where its last layer trains it; exp(-3) unless
-    given. It moves by the learning rate at most per step, so a start far off is felt for long.
+    first_noise_level: sigma_k at the start of a block that starts from no other, where it is trained; exp(-3) unless given.
     revive: replace the channels of such a start that have died, see `GradientBlock.revive`.
     augment: show the training images flipped and turned in every way that the geometry cannot tell (`bdgd.operators.symmetries`).
     Where the last layer does not train a noise level, it is estimated on the validation scans (else on the training scans).
@@ -68,8 +67,7 @@ def train_greedily(
     seed = seed_from(generator)
     settings = {"seed": seed, "kl_weight": kl_weight, "initialise": initialise, "augment": augment, "revive": revive, **asdict(schedule)}
     if first_noise_level is not None:
-        settings["first_noise_level"] = first_noise_level = require_positive(first_noise_level, "first_noise_level")
-
+        settings["first_noise_level"] = require_positive(first_noise_level, "first_noise_level")
     model.forget_error_bars()
     train = Frontier.at_start(model, scans)
     held_out = Frontier.at_start(model, validation) if validation is not None else None
@@ -80,8 +78,7 @@ def train_greedily(
     trainer = Trainer(objective, schedule, seed=seed, report=report)
     folder = open_run(run, model, scans, validation, settings, resume)  # last, once nothing else is wrong
     judge = held_out if held_out is not None else train
-    stages: list[Record] = []
-    gain = -math.inf  # what the block before gained
+    stages, gain = list[Record](), -math.inf  # the gain is that of the block before
     for k, block in enumerate(model.blocks):
         stage = f"block-{k + 1:02d}"
         gained = partial(_gain, judge, model, trainee, seed, stage)
@@ -90,16 +87,12 @@ def train_greedily(
             trainee.load_state_dict(weights)
         else:
             if k == 0 or initialise == "fresh":
-                trainee.load_state_dict(block.state_dict())
-                if first_noise_level is not None and trainee.last.trains_noise_level:
-                    trainee.log_noise.detach().fill_(math.log(first_noise_level))
+                _start_afresh(trainee, block, first_noise_level)
             elif revive:
                 trainee.revive(train.state.x[:BATCH], train.state.gradient[:BATCH], keyed_generator(seed, stage, "revive"))
             _fit_block(trainer, stage, folder, gained, LEAST_GAIN * gain if initialise == "previous" else -math.inf)
         gain = gained()
-        train.move(train.behind(model, trainee, keyed_generator(seed, stage, "push")))
-        if held_out is not None:
-            held_out.move(held_out.behind(model, trainee, keyed_generator(seed, stage, "validation")))
+        _push(model, trainee, {"push": train, "validation": held_out}, seed, stage)
         record = {"stage": stage} | judge.score(trainee)
         if weights is None and folder:
             folder.finish(stage, trainee.state_dict(), record)
@@ -107,6 +100,23 @@ def train_greedily(
         stages.append(record)
         tell(report, record)
     return History(stages)
+
+
+def _start_afresh(trainee: GradientBlock, block: GradientBlock, noise_level: float | None) -> None:
+    """Give the trainee the block's own weights, and this noise level where one is given and trained.
+
+    It moves by no more than the learning rate per step, so a start that is far off is felt for long.
+    """
+    trainee.load_state_dict(block.state_dict())
+    if noise_level is not None and trainee.last.trains_noise_level:
+        trainee.log_noise.detach().fill_(math.log(noise_level))
+
+
+def _push(model: DeepGradientDescent, block: GradientBlock, frontiers: dict[str, Frontier | None], seed: int, stage: str) -> None:
+    """Push all images through the block, one draw of its weights each; every set of images has draws of its own."""
+    for key, frontier in frontiers.items():
+        if frontier is not None:
+            frontier.move(frontier.behind(model, block, keyed_generator(seed, stage, key)))
 
 
 def _gain(judge: Frontier, model: DeepGradientDescent, block: GradientBlock, seed: int, stage: str) -> float:
