@@ -251,6 +251,14 @@ def test_a_run_of_another_preset_is_refused(trained: Path, old: str, new: str) -
     assert {path: path.read_bytes() for path in trained.rglob("*") if path.is_file()} == before
 
 
+def test_a_preset_that_was_refused_can_be_corrected_in_the_same_folder(tmp_path: Path) -> None:
+    wrong = PRIMAL_DUAL + "learning_rate = 1e-3\nlast_learning_rate = 1e-2\n"
+    with pytest.raises(InputError, match="last_learning_rate must lie between"):
+        train_preset(parse_preset(wrong, "lpd"), tmp_path / "run", CPU)
+    train_preset(parse_preset(PRIMAL_DUAL, "lpd"), tmp_path / "run", CPU)
+    assert (tmp_path / "run" / "preset.toml").read_text() == PRIMAL_DUAL
+
+
 def test_another_comment_is_not_another_preset(trained: Path) -> None:
     before = weights_in(trained)
     train_preset(parse_preset("# mine\n" + TINY, "renamed"), trained, CPU, resume=True)

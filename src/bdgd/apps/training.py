@@ -82,19 +82,26 @@ def train_preset(
 
 
 def _keep(preset: Preset, run: Path, device: torch.device) -> None:
-    """Put the preset and the environment into a new run folder; one of another preset is refused."""
-    kept = make_folder(run) / "preset.toml"
+    """Put the preset and the environment into a run folder where no training has begun; one of another preset is refused."""
+    make_folder(run)
     require_same_preset(preset, run)
-    if rank() == 0 and not kept.is_file() and not (run / "settings.json").exists():
+    if rank() == 0 and not _has_begun(run):
         write_json(run / "environment.json", provenance(preset.seed, device))
-        write_text(kept, preset.text)
+        write_text(run / "preset.toml", preset.text)
 
 
 def require_same_preset(preset: Preset, run: Path) -> None:
     """Raise where the folder holds a run of another preset."""
     kept = run / "preset.toml"
-    if kept.is_file() and replace(parse_preset(kept.read_text(encoding="utf-8"), preset.name), text="") != replace(preset, text=""):
+    if not _has_begun(run) or not kept.is_file():
+        return
+    if replace(parse_preset(kept.read_text(encoding="utf-8"), preset.name), text="") != replace(preset, text=""):
         raise InputError(f"{run} holds a run of another preset than {preset.name}, see {kept}; choose another folder")
+
+
+def _has_begun(run: Path) -> bool:
+    """Whether a training has begun there: its settings are written once every value of its preset was found good."""
+    return (run / "settings.json").exists()
 
 
 def _train(
