@@ -85,8 +85,8 @@ def test_bad_detectors_and_rays_are_repaired_and_counted(tmp_path: Path) -> None
     np.savez(tmp_path / "scan.npz", counts=counts, flat=flat, dark=dark, **COUNTING.to_dict())
     scans = read_scans(tmp_path / "scan.npz")
     assert scans.notes == (
-        "3 dead detectors (4, 9, 20) were interpolated from their neighbours",
-        "2 rays without a count above the dark field were taken as half the smallest count",
+        "interpolated between neighbours: 3 dead detectors (4, 9, 20)",
+        "taken as half the smallest count: 2 rays without a count above the dark field",
     )
     found, right = scans.sinograms[0, 0].numpy(), np.ones((12, 31), bool)
     right[3, 15] = right[5, 16] = False
@@ -115,8 +115,8 @@ def test_gaps_of_a_sinogram_are_interpolated(tmp_path: Path) -> None:
     scans = read_scans(tmp_path / "scan.npz", dtype=torch.float64)
     assert np.allclose(scans.sinograms[0, 0].numpy(), y, atol=1e-12)
     assert scans.notes == (
-        "1 dead detectors (4) were interpolated from their neighbours",
-        "3 rays without a finite value were interpolated from their neighbours",
+        "interpolated between neighbours: 1 dead detector (4)",
+        "interpolated between neighbours: 3 rays without a finite value",
     )
     for values, message in ((np.where(y > 2.4, np.inf, y), "must be finite"), (np.where(y > 1.5, np.nan, y), "must be finite")):
         np.savez(tmp_path / "scan.npz", sinogram=values, **COUNTING.to_dict())

@@ -22,7 +22,7 @@ def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     exec("\n".join(re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)), names)
     said = capsys.readouterr().out.splitlines()
     assert said[0] == "torch.Size([3, 1, 90, 96]) mm 0.5" and said[1] == "True" and said[2] == "3"
-    assert "1 dead detectors (17) were interpolated" in said[3]
+    assert "interpolated between neighbours: 1 dead detector (17)" in said[3]
     assert abs(names["found"].geometry.detector_offset) < 0.1 * names["geometry"].detector_spacing
     assert names["shifted"].geometry == names["geometry"] and said[-2] == "3 0.5 mm"
     assert len(names["notes"]) == 2 and names["fitting"].geometry == names["model_geometry"]

@@ -27,11 +27,15 @@ class Repairs:
         """A sentence for each kind of repair that was needed."""
         numbers = ", ".join(map(str, sorted(self.dead)[:10])) + (", ..." if len(self.dead) > 10 else "")
         said = (
-            (len(self.dead), f"{len(self.dead)} dead detectors ({numbers}) were interpolated from their neighbours"),
-            (self.missing, f"{self.missing} rays without a finite value were interpolated from their neighbours"),
-            (self.clamped, f"{self.clamped} rays without a count above the dark field were taken as half the smallest count"),
+            (len(self.dead), f"interpolated between neighbours: {_several(len(self.dead), 'dead detector')} ({numbers})"),
+            (self.missing, f"interpolated between neighbours: {_several(self.missing, 'ray')} without a finite value"),
+            (self.clamped, f"taken as half the smallest count: {_several(self.clamped, 'ray')} without a count above the dark field"),
         )
         return tuple(text for count, text in said if count)
+
+
+def _several(count: int, thing: str) -> str:
+    return f"{count} {thing}{'' if count == 1 else 's'}"
 
 
 def line_integrals(counts: np.ndarray, flat: np.ndarray, dark: np.ndarray | float = 0.0) -> tuple[np.ndarray, Repairs]:
