@@ -100,7 +100,7 @@ def test_seeds_are_added_one_by_one_and_a_training_of_its_own_replaces_the_share
     first = read_cell(Path("results"), "sparse30", "sparse30-mfvi")
     result = bdgd("table1", "--seeds", 3)
     assert (
-        "2 more seeds of noise and draws share its one training; bdgd train sparse30-mfvi -o runs/sparse30-mfvi-seed1 --seed 1"
+        "the noise and draws of seed 1, 2 share its one training; bdgd train sparse30-mfvi -o runs/sparse30-mfvi-seed1 --seed 1"
         in result.output
     )
     three = read_cell(Path("results"), "sparse30", "sparse30-mfvi")
@@ -114,6 +114,10 @@ def test_seeds_are_added_one_by_one_and_a_training_of_its_own_replaces_the_share
     now = read_cell(Path("results"), "sparse30", "sparse30-mfvi")
     assert [entry["recipe"]["trained"]["seed"] for entry in now] == [0, 1, 0] and now[0] == three[0] and now[2] == three[2]
     assert "3 (2 trained)" in Path("results/table1.md").read_text()
+    (run / "model.safetensors").unlink()  # what it gave stays
+    again = bdgd("table1", "--seeds", 3)
+    assert "the noise and draws of seed 2 share its one training" in again.output.replace("\n", " ")
+    assert read_cell(Path("results"), "sparse30", "sparse30-mfvi") == now
 
 
 def test_a_cell_is_made_again_for_a_model_that_was_trained_again(shelf: Shelf) -> None:

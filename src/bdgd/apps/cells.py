@@ -50,17 +50,26 @@ def fill_cell(job: Reproduction, setting: str, method: str) -> None:
         entry = _score(job, A, f"{setting} {method}, seed {seed}", source, seed)
         cell = sorted([*(e for e in cell if e["provenance"]["seed"] != seed), entry], key=lambda e: int(e["provenance"]["seed"]))
         write_cell(job.folder, setting, method, cell)
-    shared = [seed for seed, source in sources.items() if seed and source == method and method not in METHODS]
+    seeds = {int(entry["provenance"]["seed"]): entry["recipe"].get("trained") for entry in cell}
+    shared = [seed for seed in sources if seed and (training := seeds.get(seed)) and training["seed"] != seed]
     if shared:
         cost = training_cost(method, shared[0])
-        job.out.note(f"{method}: {len(shared)} more seeds of noise and draws share its one training; {cost.command} makes another")
+        job.out.note(
+            f"{method}: the noise and draws of seed {', '.join(map(str, shared))} share its one training; {cost.command} makes another"
+        )
 
 
 def _is_made(entry: dict[str, Any], seed: int, source: str) -> bool:
-    """Whether the entry is of that seed, and of the training that there is now."""
+    """Whether the entry is of that seed, and of the training that there is now.
+
+    One of a training with that very seed stands too where only a training with another seed is there now, such as the shipped one.
+    """
     if entry["provenance"]["seed"] != seed:
         return False
-    return source in METHODS or entry["recipe"].get("trained") == training_of(provenance_of(source))
+    if source in METHODS:
+        return True
+    then, now = entry["recipe"].get("trained") or {}, training_of(provenance_of(source))
+    return then == now or then.get("seed") == seed != now["seed"]
 
 
 def _score(job: Reproduction, A: RayTransform, what: str, source: str, seed: int) -> dict[str, Any]:
