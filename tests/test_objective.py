@@ -154,8 +154,8 @@ def test_cascade_objective_sums_the_kl_and_uses_the_last_noise_level(kind: str, 
 
 def test_direct_objective_is_half_the_mean_squared_error(generator: torch.Generator) -> None:
     _, scans = model_and_scans("point", generator)
-    model = LearnedPrimalDual(RayTransform(GEOMETRY), iterations=1)
-    objective = DirectObjective(model, scans)
+    model = LearnedPrimalDual(RayTransform(GEOMETRY), iterations=1, start="fbp")
+    objective = DirectObjective(model, scans, model.start(scans.sinograms))
     index = torch.tensor([3, 0])
     expected = nn.functional.mse_loss(model(scans.sinograms[index]), scans.images[index]) / 2
     torch.testing.assert_close(objective(index, objective.draw_noise(2, generator)), expected)

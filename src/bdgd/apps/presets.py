@@ -36,7 +36,7 @@ _KEYS = {
         "finetuning": (*_SCHEDULE, "kl_weight"),
     },
     "primal-dual": {
-        "model": ("kind", "iterations", "value_scale"),
+        "model": ("kind", "iterations", "start", "value_scale"),
         "training": (*_SCHEDULE, "weight_decay"),
     },
 }

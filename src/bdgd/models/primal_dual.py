@@ -2,7 +2,8 @@
 
     dual   h <- h + G_i(h, A1 p_2, y1),     primal   p <- p + F_i(p, A1' h_1),     i = 1 ... I
 
-with five memories each, three 3 x 3 convolutions of width 32 with per-channel PReLU per update, and p_1 as the image.
+with five memories each, three 3 x 3 convolutions of width 32 with per-channel PReLU per update, and p_1 as the image. All memories
+start at zero, as its authors have it, or p_1 and p_2, what is shown and what is projected, at the filtered back-projection.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bdgd.checks import require_count
+from bdgd.checks import require_choice, require_count
+from bdgd.classical import fbp
 from bdgd.keyed import keyed_generator
 from bdgd.models import fused
 from bdgd.models.last_layers import reset_convolution
@@ -20,16 +22,20 @@ from bdgd.models.reconstructor import Reconstructor
 from bdgd.operators import LinearOperator, operator_norm
 
 MEMORIES, WIDTH = 5, 32
+STARTS = ("zero", "fbp")
 
 
 class LearnedPrimalDual(Reconstructor):
-    """`iterations` unrolled primal-dual updates on `A` scaled to norm 1; with ten, 253,220 parameters. It has one draw only."""
+    """`iterations` unrolled primal-dual updates on `A` scaled to norm 1; with ten, 253,220 parameters. It has one draw only.
+
+    start: "zero" or "fbp", which needs an operator that has a filtered back-projection.
+    """
 
     log_noise: Tensor
 
-    def __init__(self, A: LinearOperator, iterations: int = 10, *, value_scale: float = 1.0, seed: int = 0):
+    def __init__(self, A: LinearOperator, iterations: int = 10, *, start: str = "zero", value_scale: float = 1.0, seed: int = 0):
         super().__init__(A, value_scale=value_scale)
-        self.norm = operator_norm(A)
+        self.norm, self.starts_at = operator_norm(A), require_choice(start, STARTS, "start")
         count = require_count(iterations, "iterations")
         self.dual = nn.ModuleList(_update(MEMORIES + 2, MEMORIES) for _ in range(count))
         self.primal = nn.ModuleList(_update(MEMORIES + 1, MEMORIES) for _ in range(count))
@@ -40,11 +46,16 @@ class LearnedPrimalDual(Reconstructor):
                 reset_convolution(layer, generator)
         self.to(getattr(A, "device", "cpu"))
 
-    def forward(self, y: Tensor) -> Tensor:
-        """Sinograms (B, 1, V, D) -> images (B, 1, H, W), both divided by value_scale."""
+    def start(self, y: Tensor) -> Tensor:
+        """p_1 and p_2 before the first update (B, 1, H, W), of sinograms y (B, 1, V, D)."""
+        return fbp(self.A, y) if self.starts_at == "fbp" else y.new_zeros(len(y), *self.A.domain_shape)
+
+    def forward(self, y: Tensor, start: Tensor | None = None) -> Tensor:
+        """Sinograms (B, 1, V, D) -> images (B, 1, H, W), both divided by value_scale. start: where it is known already."""
+        start = self.start(y) if start is None else start
         y = y / self.norm
         h = y.new_zeros(len(y), MEMORIES, *self.A.range_shape[1:])
-        p = y.new_zeros(len(y), MEMORIES, *self.A.domain_shape[1:])
+        p = torch.cat((start, start, y.new_zeros(len(y), MEMORIES - 2, *self.A.domain_shape[1:])), 1)
         for dual, primal in zip(self.dual, self.primal, strict=True):
             h = h + dual(torch.cat((h, self.A(p[:, 1:2]) / self.norm, y), 1)).to(h.dtype)
             p = p + primal(torch.cat((p, self.A.T(h[:, 0:1]) / self.norm), 1)).to(p.dtype)
@@ -55,7 +66,7 @@ class LearnedPrimalDual(Reconstructor):
         return self.value_scale * self.log_noise.exp()
 
     def arguments(self) -> dict[str, Any]:
-        return {"iterations": len(self.primal), "value_scale": self.value_scale}
+        return {"iterations": len(self.primal), "start": self.starts_at, "value_scale": self.value_scale}
 
 
 class _Update(nn.Sequential):

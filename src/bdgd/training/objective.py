@@ -115,15 +115,15 @@ class CascadeObjective(Objective):
 class DirectObjective(Objective):
     """A model with point weights and one output, such as learned primal-dual: half the mean squared error."""
 
-    def __init__(self, model: LearnedPrimalDual, scans: Scans):
+    def __init__(self, model: LearnedPrimalDual, scans: Scans, start: Tensor):
         super().__init__(len(scans))
         assert scans.images is not None
         self.model = model
-        self.sinograms, self.truth = scans.sinograms, scans.images
+        self.start, self.sinograms, self.truth = start, scans.sinograms, scans.images
 
     def forward(self, index: Tensor, noise: list[Tensor]) -> Tensor:
         with _autocast(self.truth):
-            mean = self.model(self.sinograms[index])
+            mean = self.model(self.sinograms[index], self.start[index])
         return 0.5 * ((mean.float() - self.truth[index]) ** 2).mean()
 
 

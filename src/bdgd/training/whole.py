@@ -14,7 +14,7 @@ from bdgd.keyed import keyed_generator, seed_from
 from bdgd.models import DeepGradientDescent, LearnedPrimalDual, Reconstructor
 from bdgd.training.frontier import BATCH, Frontier, prepared, score
 from bdgd.training.loop import Schedule, Trainer
-from bdgd.training.objective import CascadeObjective, DirectObjective
+from bdgd.training.objective import CascadeObjective, DirectObjective, Objective
 from bdgd.training.run import History, Record, Report, RunFolder, open_run, tell
 
 
@@ -47,10 +47,7 @@ def finetune_jointly(
     prepared(model, held_out)  # what is wrong with them is said before any work
     _revive(model, scans, seed)
     scans = prepared(model, scans)
-    start = torch.cat([model.start(part) for part in scans.sinograms.split(BATCH)])
-    trainer = Trainer(
-        CascadeObjective(model, scans, start, kl_weight), schedule, seed=seed, report=report, capture=getattr(model.A, "capturable", False)
-    )
+    trainer = _trainer(model, CascadeObjective(model, scans, _starts(model, scans), kl_weight), schedule, seed, report)
     folder = open_run(run, model, scans, validation, {"seed": seed, "kl_weight": kl_weight, **asdict(schedule)}, resume)
 
     def scored() -> Record:
@@ -98,9 +95,19 @@ def train_directly(
     model.forget_error_bars()
     scans = prepared(model, scans)
     held_out = prepared(model, validation) if validation is not None else scans
-    trainer = Trainer(DirectObjective(model, scans), schedule, seed=seed, report=report, capture=getattr(model.A, "capturable", False))
+    trainer = _trainer(model, DirectObjective(model, scans, _starts(model, scans)), schedule, seed, report)
     folder = open_run(run, model, scans, validation, {"seed": seed, **asdict(schedule)}, resume)
     return _train("direct", model, trainer, folder, lambda: _score(model, held_out))
+
+
+def _starts(model: DeepGradientDescent | LearnedPrimalDual, scans: Scans) -> torch.Tensor:
+    """Where the model starts from for every scan (N, 1, H, W)."""
+    return torch.cat([model.start(part) for part in scans.sinograms.split(BATCH)])
+
+
+def _trainer(model: Reconstructor, objective: Objective, schedule: Schedule, seed: int, report: Report | None) -> Trainer:
+    """A trainer that captures its step where the operator, through which every step goes, can be captured."""
+    return Trainer(objective, schedule, seed=seed, report=report, capture=getattr(model.A, "capturable", False))
 
 
 def _train(stage: str, model: Reconstructor, trainer: Trainer, folder: RunFolder | None, scored: Callable[[], Record]) -> History:
