@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import assert_one_sentence
 from shelf import Shelf
 from typer.testing import CliRunner
 
@@ -118,6 +119,21 @@ def test_seeds_are_added_one_by_one_and_a_training_of_its_own_replaces_the_share
     again = bdgd("table1", "--seeds", 3)
     assert "the noise and draws of seed 2 share its one training" in again.output.replace("\n", " ")
     assert read_cell(Path("results"), "sparse30", "sparse30-mfvi") == now
+
+
+def test_only_what_was_named_is_scored(shelf: Shelf) -> None:
+    shelf.add("sparse30-mfvi", "sparse30-dgd")
+    assert bdgd("table1", "--only", "fbp", "--only", "sparse30-dgd").exit_code == 0
+    assert {path.stem for path in Path("results/sparse30").iterdir()} == {"fbp", "sparse30-dgd"}
+    assert bdgd("devices", "--only", "sparse30-mfvi").exit_code == 0
+    (device,) = Path("results/devices").iterdir()
+    assert list(json.loads(device.read_text())["models"]) == ["sparse30-mfvi"]
+    for arguments, message in (
+        (("table1", "--only", "limited120-dgd"), "--only must be one of 'fbp', 'tv', 'sparse30-lpd'"),
+        (("devices", "--only", "fbp"), "--only must be one of 'sparse30-dgd', 'sparse30-mfvi', got 'fbp'"),
+        (("fig3", "--only", "fbp"), "--only is for the tables and devices; leave it out"),
+    ):
+        assert message in assert_one_sentence(bdgd(*arguments))
 
 
 def test_a_cell_is_made_again_for_a_model_that_was_trained_again(shelf: Shelf) -> None:

@@ -22,7 +22,8 @@ from bdgd.operators import RayTransform
 def make_table(job: Reproduction, table: str, setting: str, page: Path | None = None) -> None:
     """Fill the cells of a table and write it as Markdown, also into a page where one is given."""
     for row in rows(setting):
-        fill_cell(job, setting, row.method)
+        if job.wants(row.method):
+            fill_cell(job, setting, row.method)
     earlier = [told for row in rows(setting) if (told := trained_otherwise(row.method))]
     job.publish(table, "\n".join([markdown(job.folder, setting, job.effort.note()), *(f"*{told}*" for told in earlier)]), page)
 

@@ -40,7 +40,8 @@ def make_devices(job: Reproduction, page: Path | None = None) -> None:
         shipped[name] = model.fingerprint()
         identity = {"weights": shipped[name], "effort": asdict(job.effort)}
         there = results["models"].get(name, {})
-        if model.geometry not in SETTINGS.values() or all(there.get(key) == value for key, value in identity.items()):
+        is_made = all(there.get(key) == value for key, value in identity.items())
+        if is_made or not job.wants(name) or model.geometry not in SETTINGS.values():
             continue
         results["models"][name] = {**identity, **(_from_table(job, name, model) or _measured(job, name, model))}
         write_json(path, results)

@@ -17,8 +17,10 @@ from bdgd.apps.honesty import make_honesty
 from bdgd.apps.options import Device, choose_device, make_folder
 from bdgd.apps.paper import make_claims, make_figure
 from bdgd.apps.reproduction import Reproduction
-from bdgd.checks import InputError
+from bdgd.checks import InputError, require_choice
 from bdgd.evaluation import FULL, QUICK
+from bdgd.evaluation.tables import rows
+from bdgd.models import pretrained
 
 
 class What(StrEnum):
@@ -55,6 +57,9 @@ Quick = Annotated[bool, typer.Option("--quick", help="Few test images and draws:
 Images = Annotated[
     int | None, typer.Option("--images", min=1, help="Training images of epistemic and honesty instead of the preset's 4000.")
 ]
+Only = Annotated[
+    list[str] | None, typer.Option("--only", metavar="METHOD", help="For tables and devices: score no other; may be given several times.")
+]
 Page = Annotated[Path | None, typer.Option("--page", help="A Markdown page with <!-- table1 --> ... <!-- /table1 --> to fill.")]
 
 
@@ -64,6 +69,7 @@ def reproduce(
     results: Results = Path("results"),
     seeds: Seeds = 1,
     runs: Runs = Path("runs"),
+    only: Only = None,
     quick: Quick = False,
     page: Page = None,
     images: Images = None,
@@ -84,9 +90,10 @@ def reproduce(
         raise InputError("--images is for the trainings of `bdgd reproduce epistemic` and `honesty`; leave it out")
     if quick and page is not None:
         raise InputError("--quick does not fill a page, which would then show numbers from few images; leave out --page or --quick")
-    job = Reproduction(
-        out, make_folder(results / "quick" if quick else results), choose_device(device), QUICK if quick else FULL, seeds, runs
-    )
+    for method in only or ():
+        require_choice(method, _methods(what), "--only")
+    folder, effort = results / "quick" if quick else results, QUICK if quick else FULL
+    job = Reproduction(out, make_folder(folder), choose_device(device), effort, seeds, runs, tuple(only or ()))
     if quick:
         out.note(f"{job.effort.note()}; writing to {job.folder}")
     for table, setting in _TABLES.items():
@@ -105,3 +112,12 @@ def reproduce(
         make_epistemic(job, page, images)
     if what == What.honesty:
         make_honesty(job, page, images)
+
+
+def _methods(what: What) -> list[str]:
+    """What can be scored alone."""
+    if what in _TABLES:
+        return [row.method for row in rows(_TABLES[what])]
+    if what == What.devices:
+        return pretrained()
+    raise InputError("--only is for the tables and devices; leave it out")

@@ -17,7 +17,7 @@ from bdgd.storage import write_text
 
 @dataclass(frozen=True)
 class Reproduction:
-    """Where to write and compute, with how much effort, how many seeds, and where trainings of one's own are."""
+    """Where to write and compute, with how much effort, how many seeds, where trainings of one's own are, and for which methods only."""
 
     out: Output
     folder: Path
@@ -25,6 +25,11 @@ class Reproduction:
     effort: Effort
     seeds: int = 1
     runs: Path = Path("runs")
+    only: tuple[str, ...] = ()
+
+    def wants(self, method: str) -> bool:
+        """Whether the method, or model, is to be scored: all are unless some were named."""
+        return not self.only or method in self.only
 
     def lab(self, what: str) -> Lab:
         """A lab for one result, which tells of its progress."""
