@@ -131,7 +131,7 @@ def test_only_what_was_named_is_scored(shelf: Shelf) -> None:
     for arguments, message in (
         (("table1", "--only", "limited120-dgd"), "--only must be one of 'fbp', 'tv', 'sparse30-lpd'"),
         (("devices", "--only", "fbp"), "--only must be one of 'sparse30-dgd', 'sparse30-mfvi', got 'fbp'"),
-        (("fig3", "--only", "fbp"), "--only is for the tables and devices; leave it out"),
+        (("fig3", "--only", "fbp"), "--only is for the tables, gains and devices; leave it out"),
     ):
         assert message in assert_one_sentence(bdgd(*arguments))
 

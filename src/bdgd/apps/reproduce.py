@@ -13,6 +13,7 @@ from bdgd.apps.console import Output
 from bdgd.apps.devices import make_devices
 from bdgd.apps.epistemic import make_epistemic
 from bdgd.apps.errorbars import make_errorbars
+from bdgd.apps.gains import make_gains
 from bdgd.apps.honesty import make_honesty
 from bdgd.apps.options import Device, choose_device, make_folder
 from bdgd.apps.paper import make_claims, make_figure
@@ -32,6 +33,7 @@ class What(StrEnum):
     fig5 = "fig5"
     fig6 = "fig6"
     worst = "worst"
+    gains = "gains"
     claims = "claims"
     errorbars = "errorbars"
     devices = "devices"
@@ -43,7 +45,8 @@ class What(StrEnum):
 _TABLES = {What.table1: "sparse30", What.table2: "limited120"}
 _FIGURES = (What.fig2, What.fig3, What.fig4, What.fig5, What.fig6, What.worst)
 _WHAT = (
-    "A table (sparse view, limited view), a figure, the worst test image, the claims or the error bars as numbers, or all of it."
+    "A table (sparse view, limited view), a figure, the worst test image, the gain over FBP of each of 1000 test images, the claims or"
+    " the error bars as numbers, or all of it."
     " devices compares CPU and GPU; epistemic trains ten models, honesty five more."
 )
 
@@ -58,7 +61,8 @@ Images = Annotated[
     int | None, typer.Option("--images", min=1, help="Training images of epistemic and honesty instead of the preset's 4000.")
 ]
 Only = Annotated[
-    list[str] | None, typer.Option("--only", metavar="METHOD", help="For tables and devices: score no other; may be given several times.")
+    list[str] | None,
+    typer.Option("--only", metavar="METHOD", help="For tables, gains and devices: score no other; may be given several times."),
 ]
 Page = Annotated[Path | None, typer.Option("--page", help="A Markdown page with <!-- table1 --> ... <!-- /table1 --> to fill.")]
 
@@ -102,6 +106,8 @@ def reproduce(
     for figure in _FIGURES:
         if what in (figure, What.all):
             make_figure(job, figure)
+    if what in (What.gains, What.all):
+        make_gains(job, page)
     if what in (What.claims, What.all):
         make_claims(job, page)
     if what in (What.errorbars, What.all):
@@ -118,6 +124,6 @@ def _methods(what: What) -> list[str]:
     """What can be scored alone."""
     if what in _TABLES:
         return [row.method for row in rows(_TABLES[what])]
-    if what == What.devices:
+    if what in (What.gains, What.devices):
         return pretrained()
-    raise InputError("--only is for the tables and devices; leave it out")
+    raise InputError("--only is for the tables, gains and devices; leave it out")

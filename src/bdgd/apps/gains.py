@@ -1,0 +1,55 @@
+"""`bdgd reproduce gains`: every shipped model on a thousand test images, each beside its filtered back-projection."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from bdgd.apps.provenance import provenance
+from bdgd.apps.reproduction import Reproduction
+from bdgd.evaluation import SETTINGS
+from bdgd.evaluation.gains import gains_of, gains_table, measure_gains
+from bdgd.evaluation.pages import has_place, listed, origins
+from bdgd.models import load, pretrained, ray_transform
+from bdgd.operators import RayTransform
+from bdgd.storage import read_kept, write_json
+
+IMAGES = 1000
+
+Cell = dict[str, Any]
+
+
+def make_gains(job: Reproduction, page: Path | None = None) -> None:
+    """Measure the models that were not measured with these weights before; keep every value in gains.json, and write gains.md."""
+    path = job.folder / "gains.json"
+    kept, shown = read_kept(path, "the gains of models", _cells, dict[str, Cell]()), dict[str, Cell]()
+    for name in reversed(pretrained()):  # sparse view first, which is quicker
+        model = load(name, device=job.device)
+        identity = {"weights": model.fingerprint(), "effort": asdict(job.effort)}
+        is_there = identity.items() <= kept.get(name, {}).items()
+        if model.geometry not in SETTINGS.values() or not (is_there or job.wants(name)):
+            continue
+        if not is_there:
+            kept[name] = {**identity, **_measured(job, name, ray_transform(model))}
+            write_json(path, {"note": job.effort.note(), "models": kept})
+        shown[name] = kept[name]
+    note, draws = job.effort.note(), listed(cell["draws"] for cell in shown.values())
+    below = f"*The first images of the test set, from the mean of {draws} draws.*\n{origins(shown.values())}"
+    text = "\n\n".join([*([f"**{note}**"] if note else []), gains_table(shown), below])
+    job.publish("gains", text, page if page is not None and has_place(page, "gains") else None)
+
+
+def _measured(job: Reproduction, name: str, A: RayTransform) -> Cell:
+    """The values of one model, and where they come from."""
+    images, start = job.effort.ellipses if job.effort.quick else IMAGES, time.perf_counter()
+    with job.out.progress(f"gains: {name}", images) as step:
+        found = measure_gains(name, A, images, job.effort, lambda done, least: step(done, f"least gain {least:.1f} dB"))
+    return {**found, "provenance": {**provenance(0, A.device), "seconds": round(time.perf_counter() - start, 1)}}
+
+
+def _cells(kept: Any) -> dict[str, Cell]:
+    """What was kept, if it has all that is looked at."""
+    _ = [(gains_of(cell), cell["weights"], cell["draws"], cell["provenance"]["hardware"]) for cell in kept["models"].values()]
+    return dict(kept["models"])
