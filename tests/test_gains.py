@@ -34,10 +34,13 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shelf:
 
 
 def test_the_table_names_the_worst_images_and_counts_those_below_fbp() -> None:
-    fine, harmful = {"psnr": [30.0, 26.0, 40.0], "fbp": [20.0, 25.0, 20.0]}, {"psnr": [30.0, 24.0], "fbp": [20.0, 25.0]}
+    fine, harmful = (
+        {"draws": 1, "psnr": [30.0, 26.0, 40.0], "fbp": [20.0, 25.0, 20.0]},
+        {"draws": 9, "psnr": [30.0, 24.0], "fbp": [20.0, 25.0]},
+    )
     lines = gains_table({"fine": fine, "harmful": harmful}).splitlines()
-    assert lines[2] == "| fine | 3 | none | 1.0 (image 1) | 10.3 | 26.0 (image 1) | 30.0 |"
-    assert lines[3] == "| harmful | 2 | **1** | -1.0 (image 1) | 4.5 | 24.0 (image 1) | 27.0 |"
+    assert lines[2] == "| fine | 1 | 3 | none | 1.0 (image 1) | 10.3 | 26.0 (image 1) | 30.0 |"
+    assert lines[3] == "| harmful | 9 | 2 | **1** | -1.0 (image 1) | 4.5 | 24.0 (image 1) | 27.0 |"
 
 
 def test_the_images_are_the_tables_and_draws_are_few(shelf: Shelf) -> None:
@@ -61,7 +64,7 @@ def test_what_was_measured_is_kept_until_the_weights_change(shelf: Shelf) -> Non
     both = kept()
     assert set(both) == {"limited120-dgd", "sparse30-mfvi"} and both["limited120-dgd"] == one["limited120-dgd"]
     text = Path("results/quick/gains.md").read_text()
-    assert "QUICK" in text and "| limited120-dgd | 6 |" in text and "from the mean of 1 or 2 draws" in text and "Measured on" in text
+    assert "QUICK" in text and "| limited120-dgd | 1 | 6 |" in text and "| sparse30-mfvi | 2 | 6 |" in text and "Measured on" in text
     Path("results/quick/gains.json").write_text(json.dumps({"models": {"limited120-dgd": {**one["limited120-dgd"], "weights": "others"}}}))
     assert bdgd().exit_code == 0
     assert kept()["limited120-dgd"]["weights"] == one["limited120-dgd"]["weights"]

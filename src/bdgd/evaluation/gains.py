@@ -20,7 +20,7 @@ from bdgd.operators import RayTransform
 #: Draws per image at most: their mean is hardly better from a hundred, and a thousand images take a tenth of the time.
 DRAWS = 10
 
-_COLUMNS = ("model", "images", "below FBP", "least gain (dB)", "mean gain (dB)", "lowest PSNR (dB)", "median PSNR (dB)")
+_COLUMNS = ("model", "draws", "images", "below FBP", "least gain (dB)", "mean gain (dB)", "lowest PSNR (dB)", "median PSNR (dB)")
 
 
 def measure_gains(model: str, A: RayTransform, images: int, effort: Effort, report: Callable[[int, float], None]) -> dict[str, Any]:
@@ -51,6 +51,7 @@ def _row(name: str, cell: Mapping[str, Any]) -> tuple[str, ...]:
     worse = sum(gain < 0 for gain in gains)
     return (
         name,
+        str(cell["draws"]),
         str(len(gains)),
         f"**{worse}**" if worse else "none",
         f"{min(gains):.1f} (image {gains.index(min(gains))})",
