@@ -39,7 +39,7 @@ def test_primal_dual_has_a_value_scale_too() -> None:
     y = A(random_ellipses(2, 16, generator=seeded(1)))
     plain, scaled = LearnedPrimalDual(A, 1, seed=4), LearnedPrimalDual(A, 1, seed=4, value_scale=0.25)
     assert torch.equal(reconstruct(scaled, 0.25 * y).mean, 0.25 * reconstruct(plain, y).mean)
-    assert scaled.arguments() == {"iterations": 1, "value_scale": 0.25}
+    assert scaled.arguments() == {"iterations": 1, "start": "zero", "value_scale": 0.25}
 
 
 def test_training_does_not_see_the_unit() -> None:
