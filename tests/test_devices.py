@@ -51,7 +51,11 @@ def test_results_that_cannot_be_read_are_said_before_any_work(text: str, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "command", [("reproduce", "devices"), ("reproduce", "epistemic"), ("reproduce", "honesty"), ("stress", "sparse30-mfvi")]
+    "command",
+    [
+        *(("reproduce", what) for what in ("table1", "gains", "claims", "errorbars", "devices", "epistemic", "honesty", "all")),
+        ("stress", "sparse30-mfvi"),
+    ],
 )
 @pytest.mark.parametrize("page", ["no place", None])
 def test_a_page_without_a_place_is_said_before_any_work(command: tuple[str, ...], page: str | None, tmp_path: Path) -> None:

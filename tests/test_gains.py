@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from shelf import GEOMETRIES, Shelf
 from typer.testing import CliRunner
 
 from bdgd import fbp, psnr
-from bdgd.apps import cli, reproduce
+from bdgd.apps import cli, gains, reproduce
 from bdgd.evaluation import Effort, table_scans
 from bdgd.evaluation.gains import gains_table, measure_gains
 from bdgd.operators import RayTransform
@@ -51,8 +52,8 @@ def test_the_images_are_the_tables_and_draws_are_few(shelf: Shelf) -> None:
     scans = table_scans(A, 8)
     assert scans.images is not None
     assert found["fbp"] == pytest.approx(psnr(fbp(A, scans.sinograms), scans.images).tolist()[:7], abs=1e-4)
-    gains = [after - before for after, before in zip(found["psnr"], found["fbp"], strict=True)]
-    assert found["draws"] == 10 and [done for done, _ in told] == [5, 2] and told[-1][1] == pytest.approx(min(gains))
+    differences = [after - before for after, before in zip(found["psnr"], found["fbp"], strict=True)]
+    assert found["draws"] == 10 and [done for done, _ in told] == [5, 2] and told[-1][1] == pytest.approx(min(differences))
 
 
 def test_what_was_measured_is_kept_until_the_weights_change(shelf: Shelf) -> None:
@@ -74,3 +75,13 @@ def test_a_file_that_cannot_be_read_is_said(shelf: Shelf) -> None:
     Path("results/quick").mkdir(parents=True)
     Path("results/quick/gains.json").write_text('{"models": {"sparse30-mfvi": {}}}')
     assert "gains.json cannot be read as the gains of models" in assert_one_sentence(bdgd("--quiet"))
+
+
+def test_a_page_is_filled_where_it_has_a_place_and_a_picture_needs_none(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gains, "IMAGES", 1)
+    shelf.add("limited120-dgd")
+    Path("page.md").write_text("before\n<!-- gains -->\n<!-- /gains -->\nafter\n")
+    run = partial(CliRunner().invoke, cli.app)
+    assert run(["reproduce", "gains", "--page", "page.md", "--device", "cpu"]).exit_code == 0
+    assert "| limited120-dgd | 1 | 1 |" in Path("page.md").read_text()
+    assert "fig2 is a picture with a file of its own; leave it out" in assert_one_sentence(run(["reproduce", "fig2", "--page", "page.md"]))

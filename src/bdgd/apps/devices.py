@@ -13,7 +13,7 @@ from bdgd.apps.reproduction import Reproduction
 from bdgd.data import named_generator
 from bdgd.evaluation import SETTINGS, table_scans
 from bdgd.evaluation.methods import training_of
-from bdgd.evaluation.pages import markdown_table, origins, require_place
+from bdgd.evaluation.pages import markdown_table, noted, origins
 from bdgd.evaluation.tables import read_cell
 from bdgd.inference import reconstruct
 from bdgd.metrics import psnr
@@ -31,8 +31,6 @@ Results = dict[str, Any]
 def make_devices(job: Reproduction, page: Path | None = None) -> None:
     """Score every shipped model of the tables on this device, and compare it with the devices that were there before."""
     path = make_folder(job.folder / "devices") / f"{file_name(hardware(job.device))}.json"
-    if page is not None:
-        require_place(page, "devices")
     devices = {each: _read(each) for each in path.parent.glob("*.json")}
     results, shipped = devices.setdefault(path, {"hardware": hardware(job.device), "models": {}}), dict[str, str]()
     for name in reversed(pretrained()):  # sparse view first, which is quicker
@@ -40,7 +38,7 @@ def make_devices(job: Reproduction, page: Path | None = None) -> None:
         shipped[name] = model.fingerprint()
         identity = {"weights": shipped[name], "effort": asdict(job.effort)}
         there = results["models"].get(name, {})
-        is_made = all(there.get(key) == value for key, value in identity.items())
+        is_made = identity.items() <= there.items()
         if is_made or not job.wants(name) or model.geometry not in SETTINGS.values():
             continue
         results["models"][name] = {**identity, **(_from_table(job, name, model) or _measured(job, name, model))}
@@ -108,7 +106,7 @@ def compared(devices: list[Results], note: str = "") -> str:
     table = markdown_table(head, rows, align="l" + "r" * (len(head) - 2) + "l")
     words = "*PSNR in dB on the test ellipses / on Shepp-Logan, float32, the same scans and draws (seed 0).*"
     made = origins(cell for device in devices for cell in device["models"].values())
-    return "\n\n".join([*([f"**{note}**"] if note else []), table, f"{words}\n{made}"])
+    return noted(note, table, f"{words}\n{made}")
 
 
 def _means(cell: Results | None) -> str:

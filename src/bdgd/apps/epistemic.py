@@ -14,7 +14,6 @@ from bdgd.apps.training import make_scans
 from bdgd.data import named_generator
 from bdgd.evaluation.epistemic import ROWS, Row, Training, measure, posterior_function
 from bdgd.evaluation.epistemic_table import chosen, markdown
-from bdgd.evaluation.pages import require_place
 from bdgd.models import DeepGradientDescent, Reconstructor
 from bdgd.operators import RayTransform
 from bdgd.storage import write_json
@@ -26,8 +25,6 @@ def make_epistemic(job: Reproduction, page: Path | None = None, images: int | No
 
     images: training images instead of the preset's.
     """
-    if page is not None:
-        require_place(page, "epistemic")
     presets = {training: preset_of(training, images) for row in ROWS for training in row.trainings}
     results = {row.key: found for row in ROWS if (found := _measured_before(job, row, presets)) is not None}
     missing = [row for row in ROWS if row.key not in results]

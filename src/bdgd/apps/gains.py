@@ -11,7 +11,7 @@ from bdgd.apps.provenance import provenance
 from bdgd.apps.reproduction import Reproduction
 from bdgd.evaluation import SETTINGS
 from bdgd.evaluation.gains import gains_of, gains_table, measure_gains
-from bdgd.evaluation.pages import has_place, origins
+from bdgd.evaluation.pages import noted, origins
 from bdgd.models import load, pretrained, ray_transform
 from bdgd.operators import RayTransform
 from bdgd.storage import read_kept, write_json
@@ -35,12 +35,9 @@ def make_gains(job: Reproduction, page: Path | None = None) -> None:
             kept[name] = {**identity, **_measured(job, name, ray_transform(model))}
             write_json(path, {"note": job.effort.note(), "models": kept})
         shown[name] = kept[name]
-    note, below = (
-        job.effort.note(),
-        f"*The first images of the test set; a model's image is the mean of its draws.*\n{origins(shown.values())}",
-    )
-    text = "\n\n".join([*([f"**{note}**"] if note else []), gains_table(shown), below])
-    job.publish("gains", text, page if page is not None and has_place(page, "gains") else None)
+    words = "*The first images of the test set; a model's image is the mean of its draws.*"
+    text = noted(job.effort.note(), gains_table(shown), f"{words}\n{origins(shown.values())}")
+    job.publish("gains", text, page)
 
 
 def _measured(job: Reproduction, name: str, A: RayTransform) -> Cell:

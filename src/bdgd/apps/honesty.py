@@ -17,7 +17,6 @@ from bdgd.evaluation.epistemic import POINT, Training, posterior_function
 from bdgd.evaluation.honesty import CANDIDATES, CASES, Case
 from bdgd.evaluation.honesty_scores import measure_case
 from bdgd.evaluation.honesty_table import markdown
-from bdgd.evaluation.pages import require_place
 from bdgd.evaluation.selection import Selection, pool_scans, quality_by_block, selection_scores
 from bdgd.models import DeepGradientDescent
 from bdgd.operators import RayTransform
@@ -29,8 +28,6 @@ def make_honesty(job: Reproduction, page: Path | None = None, images: int | None
 
     The trainings of `bdgd reproduce epistemic` in the same RUNS are used. images: training images instead of the preset's.
     """
-    if page is not None:
-        require_place(page, "honesty")
     presets = {training: preset_of(training, images) for training in CANDIDATES}
     data = preset_of(POINT, images)
     tell_cost(job, "honesty", presets.values())

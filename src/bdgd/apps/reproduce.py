@@ -20,6 +20,7 @@ from bdgd.apps.paper import make_claims, make_figure
 from bdgd.apps.reproduction import Reproduction
 from bdgd.checks import InputError, require_choice
 from bdgd.evaluation import FULL, QUICK
+from bdgd.evaluation.pages import has_place, require_place
 from bdgd.evaluation.tables import rows
 from bdgd.models import pretrained
 
@@ -44,6 +45,8 @@ class What(StrEnum):
 
 _TABLES = {What.table1: "sparse30", What.table2: "limited120"}
 _FIGURES = (What.fig2, What.fig3, What.fig4, What.fig5, What.fig6, What.worst)
+#: what fills a place of a page
+_PLACES = (*_TABLES, What.gains, What.claims, What.errorbars, What.devices, What.epistemic, What.honesty)
 _WHAT = (
     "A table (sparse view, limited view), a figure, the worst test image, the gain over FBP of each of 1000 test images, the claims or"
     " the error bars as numbers, or all of it."
@@ -94,6 +97,8 @@ def reproduce(
         raise InputError("--images is for the trainings of `bdgd reproduce epistemic` and `honesty`; leave it out")
     if quick and page is not None:
         raise InputError("--quick does not fill a page, which would then show numbers from few images; leave out --page or --quick")
+    if page is not None:
+        _require_page(page, what)
     for method in only or ():
         require_choice(method, _methods(what), "--only")
     folder, effort = results / "quick" if quick else results, QUICK if quick else FULL
@@ -118,6 +123,15 @@ def reproduce(
         make_epistemic(job, page, images)
     if what == What.honesty:
         make_honesty(job, page, images)
+
+
+def _require_page(page: Path, what: What) -> None:
+    """Raise, before hours of work, where nothing of what is wanted has a place in the page."""
+    wanted = _PLACES if what == What.all else [place for place in _PLACES if place == what]
+    if not wanted:
+        raise InputError(f"--page is for tables, and {what} is a picture with a file of its own; leave it out")
+    if not page.is_file() or not any(has_place(page, place) for place in wanted):
+        require_place(page, wanted[0])
 
 
 def _methods(what: What) -> list[str]:

@@ -10,7 +10,7 @@ import torch
 from bdgd.apps.console import Output
 from bdgd.evaluation import Effort
 from bdgd.evaluation.lab import Lab
-from bdgd.evaluation.pages import insert
+from bdgd.evaluation.pages import has_place, insert
 from bdgd.models import pretrained
 from bdgd.storage import write_text
 
@@ -43,8 +43,8 @@ class Reproduction:
         return model if model in pretrained() else None
 
     def publish(self, name: str, text: str, page: Path | None) -> None:
-        """Write NAME.md, put the text into its place of the page where one is given, and print it."""
+        """Write NAME.md, put the text into its place of the page where one is given and has it, and print it."""
         write_text(self.folder / f"{name}.md", text + "\n")
-        if page is not None:
+        if page is not None and has_place(page, name):
             insert(page, name, text)
         self.out.say(text)

@@ -14,7 +14,7 @@ from statistics import fmean
 from bdgd.data import shepp_logan
 from bdgd.evaluation.lab import Lab, Look, display_name, side
 from bdgd.evaluation.maps import edge_contrast, spread, text_contrast
-from bdgd.evaluation.pages import markdown_table
+from bdgd.evaluation.pages import markdown_table, noted
 from bdgd.evaluation.paper_figures import shown_blocks
 from bdgd.evaluation.subjects import ellipse_pictures, faint_ellipse, text_pictures
 from bdgd.evaluation.tables import read_cell
@@ -164,7 +164,7 @@ def markdown(claims: Sequence[Claim], note: str = "") -> str:
     marks = {True: "yes", False: "**no**", None: "not yet"}
     rows = [(claim.name, claim.statement, claim.recipe, claim.told(), marks[claim.holds]) for claim in claims]
     table = markdown_table(("claim", "judged by", "recipe", "measured", "holds"), rows, align="llllc")
-    return "\n\n".join([*([f"**{note}**"] if note else []), table, summary(claims)])
+    return noted(note, table, summary(claims))
 
 
 def summary(claims: Sequence[Claim]) -> str:

@@ -22,6 +22,11 @@ def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def noted(note: str, *parts: str) -> str:
+    """The parts with an empty line between them, below a note in bold where there is one."""
+    return "\n\n".join([*([f"**{note}**"] if note else []), *parts])
+
+
 def has_place(path: Path, marker: str) -> bool:
     """Whether a page has a place of that name to be filled."""
     return _ends(marker)[0] in path.read_text(encoding="utf-8")
