@@ -9,7 +9,7 @@ from typing import Any
 
 from bdgd.apps.options import make_folder
 from bdgd.apps.provenance import file_name, hardware, provenance
-from bdgd.apps.reproduction import Reproduction
+from bdgd.apps.reproduction import Reproduction, scored_models
 from bdgd.data import named_generator
 from bdgd.evaluation import SETTINGS, table_scans
 from bdgd.evaluation.methods import training_of
@@ -17,7 +17,7 @@ from bdgd.evaluation.pages import markdown_table, noted, origins
 from bdgd.evaluation.tables import read_cell
 from bdgd.inference import reconstruct
 from bdgd.metrics import psnr
-from bdgd.models import Reconstructor, load, pretrained, ray_transform
+from bdgd.models import Reconstructor, load, ray_transform
 from bdgd.storage import read_kept, write_json
 
 #: Devices agree where the means over the test set differ by at most this many dB.
@@ -33,13 +33,12 @@ def make_devices(job: Reproduction, page: Path | None = None) -> None:
     path = make_folder(job.folder / "devices") / f"{file_name(hardware(job.device))}.json"
     devices = {each: _read(each) for each in path.parent.glob("*.json")}
     results, shipped = devices.setdefault(path, {"hardware": hardware(job.device), "models": {}}), dict[str, str]()
-    for name in reversed(pretrained()):  # sparse view first, which is quicker
+    for name in scored_models():
         model = load(name, device=job.device)
         shipped[name] = model.fingerprint()
         identity = {"weights": shipped[name], "effort": asdict(job.effort)}
         there = results["models"].get(name, {})
-        is_made = identity.items() <= there.items()
-        if is_made or not job.wants(name) or model.geometry not in SETTINGS.values():
+        if identity.items() <= there.items() or not job.wants(name):
             continue
         results["models"][name] = {**identity, **(_from_table(job, name, model) or _measured(job, name, model))}
         write_json(path, results)

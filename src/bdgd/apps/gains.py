@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from bdgd.apps.provenance import provenance
-from bdgd.apps.reproduction import Reproduction
-from bdgd.evaluation import SETTINGS
+from bdgd.apps.reproduction import Reproduction, scored_models
 from bdgd.evaluation.gains import gains_of, gains_table, measure_gains
 from bdgd.evaluation.pages import noted, origins
-from bdgd.models import load, pretrained, ray_transform
+from bdgd.models import load, ray_transform
 from bdgd.operators import RayTransform
 from bdgd.storage import read_kept, write_json
 
@@ -25,11 +24,11 @@ def make_gains(job: Reproduction, page: Path | None = None) -> None:
     """Measure the models that were not measured with these weights before; keep every value in gains.json, and write gains.md."""
     path = job.folder / "gains.json"
     kept, shown = read_kept(path, "the gains of models", _cells, dict[str, Cell]()), dict[str, Cell]()
-    for name in reversed(pretrained()):  # sparse view first, which is quicker
+    for name in scored_models():
         model = load(name, device=job.device)
         identity = {"weights": model.fingerprint(), "effort": asdict(job.effort)}
         is_there = identity.items() <= kept.get(name, {}).items()
-        if model.geometry not in SETTINGS.values() or not (is_there or job.wants(name)):
+        if not is_there and not job.wants(name):
             continue
         if not is_there:
             kept[name] = {**identity, **_measured(job, name, ray_transform(model))}

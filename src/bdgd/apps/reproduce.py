@@ -17,12 +17,11 @@ from bdgd.apps.gains import make_gains
 from bdgd.apps.honesty import make_honesty
 from bdgd.apps.options import Device, choose_device, make_folder
 from bdgd.apps.paper import make_claims, make_figure
-from bdgd.apps.reproduction import Reproduction
+from bdgd.apps.reproduction import Reproduction, scored_models
 from bdgd.checks import InputError, require_choice
 from bdgd.evaluation import FULL, QUICK
 from bdgd.evaluation.pages import has_place, require_place
 from bdgd.evaluation.tables import rows
-from bdgd.models import pretrained
 
 
 class What(StrEnum):
@@ -139,5 +138,5 @@ def _methods(what: What) -> list[str]:
     if what in _TABLES:
         return [row.method for row in rows(_TABLES[what])]
     if what in (What.gains, What.devices):
-        return pretrained()
+        return sorted(scored_models())
     raise InputError("--only is for the tables, gains and devices; leave it out")

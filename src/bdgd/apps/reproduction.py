@@ -8,11 +8,16 @@ from pathlib import Path
 import torch
 
 from bdgd.apps.console import Output
-from bdgd.evaluation import Effort
+from bdgd.evaluation import SETTINGS, Effort
 from bdgd.evaluation.lab import Lab
 from bdgd.evaluation.pages import has_place, insert
-from bdgd.models import pretrained
+from bdgd.models import load, pretrained
 from bdgd.storage import write_text
+
+
+def scored_models() -> list[str]:
+    """The shipped models that there is a test set for; sparse view first, which is quicker."""
+    return [name for name in reversed(pretrained()) if load(name).geometry in SETTINGS.values()]
 
 
 @dataclass(frozen=True)
