@@ -86,7 +86,7 @@ class _Features(torch.autograd.Function):
         weights, biases = [], [d.sum((0, 1, 2), dtype=torch.float32)]
         for w, below in zip(reversed(packed), reversed(levels[:3]), strict=True):
             weights.append(weight_gradient(below, d))
-            d, bias, _ = convolve_back(d, w, below, relu=True)
+            d, (bias,) = convolve_back(d, w, below, relu=True)
             biases.append(bias)
         merge_2, merge_1, second = weights
         first = pair_gradient(x, gradient, d)
@@ -115,8 +115,8 @@ class _Stack(torch.autograd.Function):
     def backward(ctx: Any, d: Tensor) -> tuple[Tensor | None, ...]:
         p1, p2, p3, x, t1, t2, slopes_1, slopes_2 = ctx.saved_tensors
         d3 = channels_last(d, x.dtype)
-        d2, b2, s2 = convolve_back(d3, p3, t2, slopes_2)
-        d1, b1, s1 = convolve_back(d2, p2, t1, slopes_1)
+        d2, (b2, s2) = convolve_back(d3, p3, t2, slopes_2)
+        d1, (b1, s1) = convolve_back(d2, p2, t1, slopes_1)
         w3 = weight_gradient(t2, d3, slopes_2)[: ctx.outputs]
         w2, w1 = weight_gradient(t1, d2, slopes_1), weight_gradient(x, d1)[:, : ctx.channels]
         dx = convolve_back(d1, p1, x)[0][..., : ctx.channels].permute(0, 3, 1, 2).float() if ctx.needs_input_grad[1] else None

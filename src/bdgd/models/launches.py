@@ -45,20 +45,20 @@ def convolve(inputs: Tensor, weights: Tensor, bias: Tensor, slopes: Tensor | Non
     return outputs
 
 
-def convolve_back(
-    d: Tensor, weights: Tensor, below: Tensor, slopes: Tensor | None = None, *, relu: bool = False
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradient of the level below (B, H, W, CI) through its ReLU or PReLU, and the sums over all pixels that its bias and slopes get."""
+def convolve_back(d: Tensor, weights: Tensor, below: Tensor, slopes: Tensor | None = None, *, relu: bool = False) -> tuple[Tensor, Tensor]:
+    """Gradient of the level below (B, H, W, CI) through its activation, and in one tensor those of what it was made with:
+    of its bias with a ReLU (1, CI), of its bias and its slopes with a PReLU (2, CI), of nothing without either (0, CI)."""
     from bdgd.models import kernels
 
     _, ci, co = weights.shape
     outputs, (grid, options) = torch.empty_like(below), _image_by_image(d, CONVOLVE)
-    sums, slope_sums = (_new(d, torch.float32, grid[0] * grid[1], ci) for _ in range(2))
+    prelu = slopes is not None
+    sums = _new(d, torch.float32, 2 if prelu else int(relu), grid[0] * grid[1], ci)
     kernels.convolve[grid](
-        d, weights, below, slopes, outputs, sums, slope_sums, *d.shape[1:3],
-        CI=co, CO=ci, TRANSPOSED=True, RELU=relu, PRELU=slopes is not None, **options,
+        d, weights, below, slopes, outputs, sums, sums[1:], *d.shape[1:3],
+        CI=co, CO=ci, TRANSPOSED=True, RELU=relu, PRELU=prelu, **options,
     )  # fmt: skip
-    return outputs, sums.sum(0), slope_sums.sum(0)
+    return outputs, sums.sum(1)
 
 
 def weight_gradient(inputs: Tensor, d: Tensor, slopes: Tensor | None = None) -> Tensor:

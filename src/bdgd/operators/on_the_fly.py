@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from bdgd.operators.geometry import FanBeam, Geometry
 
-#: Rays per program as (views, detectors), for few images and for more, pixels per program, and the most images of one program:
-#: found by measurement on an H200.
-RAYS_OF_FEW, RAYS, PIXELS, MOST_IMAGES = (8, 16), (2, 16), 128, 16
+
+class Tile(NamedTuple):
+    """What one program of a kernel computes: rays of neighbouring `views` and `detectors`, and `pixels`, with so many warps."""
+
+    views: int
+    detectors: int
+    ray_warps: int
+    pixels: int
+    pixel_warps: int
+
+
+#: By the images of one program, at most 16, found by measurement on an H200: for few images, one number per thread.
+TILES = {1: Tile(2, 16, 1, 32, 1), 2: Tile(2, 8, 1, 32, 2), 4: Tile(2, 8, 2, 32, 4), 8: Tile(2, 8, 4, 32, 4), 16: Tile(2, 16, 4, 128, 4)}
+MOST_IMAGES = max(TILES)
+#: The transpose shares its views among programs until there are so many threads, one per pixel and image, which fill a large GPU.
+THREADS = 2**18
 #: Added to the reach of the transpose, so that rounding cannot lose a ray; rays too far get weight 0 anyway.
 MARGIN = 1e-2
 
@@ -32,12 +46,13 @@ class OnTheFly:
         (height, width), views, detectors = self.geometry.image_size, self.geometry.views, self.geometry.detectors
         wanted, images = images.shape[1], _aligned(images)
         batch, together = images.shape[1], _together(images.shape[1])
-        v, d = RAYS if together > 2 else RAYS_OF_FEW
+        tile = TILES[together]
         sinograms = torch.empty(views * detectors, batch, device=images.device, dtype=images.dtype)
-        grid = (-(-detectors // d), -(-views // v), -(-batch // together))
+        grid = (-(-detectors // tile.detectors), -(-views // tile.views), -(-batch // together))
         ray_kernels.project[grid](
-            images, self.rays, sinograms, height, width, views, detectors, batch, VIEWS=v, DETECTORS=d, IMAGES=together
-        )
+            images, self.rays, sinograms, height, width, views, detectors, batch,
+            VIEWS=tile.views, DETECTORS=tile.detectors, IMAGES=together, num_warps=tile.ray_warps,
+        )  # fmt: skip
         return sinograms[:, :wanted]
 
     def transpose(self, sinograms: Tensor) -> Tensor:
@@ -47,13 +62,14 @@ class OnTheFly:
         (height, width), views, detectors = self.geometry.image_size, self.geometry.views, self.geometry.detectors
         wanted, sinograms = sinograms.shape[1], _aligned(sinograms)
         batch, together = sinograms.shape[1], _together(sinograms.shape[1])
-        images = torch.empty(height * width, batch, device=sinograms.device, dtype=sinograms.dtype)
-        grid = (-(-height * width // PIXELS), -(-batch // together))
+        tile, parts = TILES[together], _parts(height * width * batch, views)
+        images = torch.empty(parts, height * width, batch, device=sinograms.device, dtype=sinograms.dtype)
+        grid = (-(-height * width // tile.pixels), -(-batch // together), parts)
         ray_kernels.backproject[grid](
             sinograms, self.rays, self.axes, self.depths, images, height, width, views, detectors, batch, self.reach,
-            FAN=self.fan, CANDIDATES=math.floor(2 * self.reach) + 1, PIXELS=PIXELS, IMAGES=together,
+            FAN=self.fan, CANDIDATES=math.floor(2 * self.reach) + 1, PIXELS=tile.pixels, IMAGES=together, num_warps=tile.pixel_warps,
         )  # fmt: skip
-        return images[:, :wanted]
+        return (images.sum(0) if parts > 1 else images[0])[:, :wanted]
 
 
 def ray_table(geometry: Geometry) -> Tensor:
@@ -102,11 +118,16 @@ def _reach(geometry: Geometry) -> float:
 
 
 def _aligned(columns: Tensor) -> Tensor:
-    """(n, B) with zeros up to a multiple of MOST_IMAGES columns: rows that start anywhere cannot be read several numbers at a time."""
+    """(n, B) with zeros up to a number of columns that programs share evenly: rows that start anywhere are read number by number."""
     batch = columns.shape[1]
-    return columns if batch <= 4 or batch % MOST_IMAGES == 0 else torch.nn.functional.pad(columns, (0, -batch % MOST_IMAGES))
+    return torch.nn.functional.pad(columns, (0, missing)) if (missing := -batch % _together(batch)) else columns
 
 
 def _together(batch: int) -> int:
     """Images of one program: a power of two."""
     return min(MOST_IMAGES, 1 << (batch - 1).bit_length())
+
+
+def _parts(values: int, views: int) -> int:
+    """Among how many programs the views of every pixel are shared, for so many pixels times images."""
+    return max(1, min(THREADS // max(values, 1), views // 4))

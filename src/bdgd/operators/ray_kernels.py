@@ -71,7 +71,7 @@ def backproject(
     rays,
     axes,  # (V, 4): detector coordinate of a pixel = (i * a + j * b + c) / (depth as below)
     depths,  # (V, 4): depth = i * a + j * b + c, all ones for parallel rays
-    images,
+    images,  # (parts, H * W, B): the sum over every parts-th view
     height,
     width,
     views,
@@ -83,12 +83,15 @@ def backproject(
     PIXELS: tl.constexpr,
     IMAGES: tl.constexpr,
 ):
-    """Transpose: every pixel gathers the rays within `reach` detector cells of where it is seen, at most CANDIDATES per view."""
+    """Transpose: every pixel gathers the rays within `reach` detector cells of where it is seen, at most CANDIDATES per view.
+
+    The views are shared by the programs of the third axis of the grid, since few images alone do not fill a GPU.
+    """
     pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
     b = tl.program_id(1) * IMAGES + tl.arange(0, IMAGES)
     i, j, wanted = pixel // width, pixel % width, (b < batch)[None, :]
     total = tl.zeros((PIXELS, IMAGES), images.dtype.element_ty)
-    for view in tl.range(views):
+    for view in tl.range(tl.program_id(2), views, tl.num_programs(2)):
         seen = tl.load(axes + 4 * view) * i + tl.load(axes + 4 * view + 1) * j + tl.load(axes + 4 * view + 2)
         if FAN:
             seen = seen / (tl.load(depths + 4 * view) * i + tl.load(depths + 4 * view + 1) * j + tl.load(depths + 4 * view + 2))
@@ -106,4 +109,5 @@ def backproject(
             weight = tl.maximum(1 - distance, 0.0) * tl.abs(length)
             y = tl.load(sinograms + ray[:, None] * batch + b[None, :], mask=(exists & (weight > 0))[:, None] & wanted, other=0.0)
             total += weight[:, None] * y
-    tl.store(images + pixel[:, None] * batch + b[None, :], total, mask=(i < height)[:, None] & wanted)
+    part = images + tl.program_id(2).to(tl.int64) * height * width * batch
+    tl.store(part + pixel[:, None] * batch + b[None, :], total, mask=(i < height)[:, None] & wanted)
