@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from bdgd.operators.geometry import FanBeam, Geometry
 
-
-class Tile(NamedTuple):
-    """What one program of a kernel computes: rays of neighbouring `views` and `detectors`, and `pixels`, with so many warps."""
-
-    views: int
-    detectors: int
-    ray_warps: int
-    pixels: int
-    pixel_warps: int
-
-
-#: By the images of one program, at most 16, found by measurement on an H200: for few images, one number per thread.
-TILES = {1: Tile(2, 16, 1, 32, 1), 2: Tile(2, 8, 1, 32, 2), 4: Tile(2, 8, 2, 32, 4), 8: Tile(2, 8, 4, 32, 4), 16: Tile(2, 16, 4, 128, 4)}
-MOST_IMAGES = max(TILES)
-#: The transpose shares its views among programs until there are so many threads, one per pixel and image, which fill a large GPU.
-THREADS = 2**18
+#: What one program computes, by the number of images it takes along, found by measurement on an H200: neighbouring rays as (views,
+#: detectors, warps), and pixels as (pixels, warps), fewer of them where programs share the views of a pixel.
+RAYS = {1: (4, 8, 1), 2: (2, 8, 1), 4: (1, 8, 1), 16: (2, 16, 4)}
+FEW_PIXELS, PIXELS = {1: (64, 2), 2: (32, 1), 4: (32, 1), 16: (16, 2)}, (128, 4)
+MOST_IMAGES = max(RAYS)
+#: The transpose of few images shares its views among programs until there are so many sums to make, but no more than so many.
+SUMS, MOST_PARTS = 2**20, 16
 #: Added to the reach of the transpose, so that rounding cannot lose a ray; rays too far get weight 0 anyway.
 MARGIN = 1e-2
 
@@ -43,15 +33,15 @@ class OnTheFly:
         """(H * W, B) -> (V * D, B)."""
         from bdgd.operators import ray_kernels
 
-        (height, width), views, detectors = self.geometry.image_size, self.geometry.views, self.geometry.detectors
         wanted, images = images.shape[1], _aligned(images)
-        batch, together = images.shape[1], _together(images.shape[1])
-        tile = TILES[together]
+        (height, width), views, detectors, batch = *self._sizes, images.shape[1]
+        together = _together(batch)
+        v, d, warps = RAYS[together]
         sinograms = torch.empty(views * detectors, batch, device=images.device, dtype=images.dtype)
-        grid = (-(-detectors // tile.detectors), -(-views // tile.views), -(-batch // together))
+        grid = (-(-detectors // d), -(-views // v), -(-batch // together))
         ray_kernels.project[grid](
             images, self.rays, sinograms, height, width, views, detectors, batch,
-            VIEWS=tile.views, DETECTORS=tile.detectors, IMAGES=together, num_warps=tile.ray_warps,
+            VIEWS=v, DETECTORS=d, IMAGES=together, num_warps=warps,
         )  # fmt: skip
         return sinograms[:, :wanted]
 
@@ -59,17 +49,22 @@ class OnTheFly:
         """(V * D, B) -> (H * W, B)."""
         from bdgd.operators import ray_kernels
 
-        (height, width), views, detectors = self.geometry.image_size, self.geometry.views, self.geometry.detectors
         wanted, sinograms = sinograms.shape[1], _aligned(sinograms)
-        batch, together = sinograms.shape[1], _together(sinograms.shape[1])
-        tile, parts = TILES[together], _parts(height * width * batch, views)
+        (height, width), views, detectors, batch = *self._sizes, sinograms.shape[1]
+        together, parts = _together(batch), _parts(height * width * batch, views)
+        pixels, warps = FEW_PIXELS[together] if parts > 1 else PIXELS
         images = torch.empty(parts, height * width, batch, device=sinograms.device, dtype=sinograms.dtype)
-        grid = (-(-height * width // tile.pixels), -(-batch // together), parts)
+        grid = (-(-height * width // pixels), -(-batch // together), parts)
         ray_kernels.backproject[grid](
             sinograms, self.rays, self.axes, self.depths, images, height, width, views, detectors, batch, self.reach,
-            FAN=self.fan, CANDIDATES=math.floor(2 * self.reach) + 1, PIXELS=tile.pixels, IMAGES=together, num_warps=tile.pixel_warps,
+            FAN=self.fan, CANDIDATES=math.floor(2 * self.reach) + 1, PIXELS=pixels, IMAGES=together, num_warps=warps,
         )  # fmt: skip
         return (images.sum(0) if parts > 1 else images[0])[:, :wanted]
+
+    @property
+    def _sizes(self) -> tuple[tuple[int, int], int, int]:
+        """Of an image, and the number of views and of detectors."""
+        return self.geometry.image_size, self.geometry.views, self.geometry.detectors
 
 
 def ray_table(geometry: Geometry) -> Tensor:
@@ -118,16 +113,16 @@ def _reach(geometry: Geometry) -> float:
 
 
 def _aligned(columns: Tensor) -> Tensor:
-    """(n, B) with zeros up to a number of columns that programs share evenly: rows that start anywhere are read number by number."""
-    batch = columns.shape[1]
-    return torch.nn.functional.pad(columns, (0, missing)) if (missing := -batch % _together(batch)) else columns
+    """(n, B) with zeros up to as many columns as programs take along: rows that start anywhere are read number by number."""
+    missing = -columns.shape[1] % _together(columns.shape[1])
+    return torch.nn.functional.pad(columns, (0, missing)) if missing else columns
 
 
 def _together(batch: int) -> int:
-    """Images of one program: a power of two."""
-    return min(MOST_IMAGES, 1 << (batch - 1).bit_length())
+    """Images of one program. Five to fifteen are fastest as sixteen."""
+    return next(images for images in RAYS if images >= min(batch, MOST_IMAGES))
 
 
-def _parts(values: int, views: int) -> int:
-    """Among how many programs the views of every pixel are shared, for so many pixels times images."""
-    return max(1, min(THREADS // max(values, 1), views // 4))
+def _parts(sums: int, views: int) -> int:
+    """Among how many programs the views are shared when there are so many sums, one per pixel and image; each gets a few."""
+    return max(1, min(SUMS // max(sums, 1), MOST_PARTS, views // 4))
