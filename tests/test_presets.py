@@ -68,7 +68,7 @@ def test_every_shipped_preset_can_be_read(name: str) -> None:
     # complete: nothing that decides the result is left to a default
     assert {"epochs", "batch", "learning_rate", "last_learning_rate", "weight_decay"} <= set(preset.training)
     expected = {"blocks", "last_layer", "gradient_scale"} if preset.kind == "cascade" else {"iterations"}
-    assert set(preset.model) - {"value_scale"} == expected
+    assert set(preset.model) - {"value_scale", "start"} == expected
     if name.endswith("-paper") and preset.kind == "cascade":
         assert (preset.training["epochs"], preset.training["batch"], preset.training["initialise"]) == (150, 128, "fresh")
         # Point weights have no KL, and dropout's squared error is not divided by a trained variance.
