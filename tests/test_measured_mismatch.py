@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,8 +30,16 @@ def test_what_was_put_in_is_found(generator: torch.Generator, tmp_path: Path) ->
     assert len(table) == 3 and "| ta | +0.014" in table[2] and len({line.count("|") for line in table}) == 1
 
 
+def test_stripes_are_what_detectors_read_differently_in_all_views(generator: torch.Generator) -> None:
+    scan = measured_disc(noise=0.003, generator=generator)
+    offsets = torch.linspace(-1, 1, scan.scans.sinograms.shape[3])  # the outermost detectors at either end read -1 and 1, nearly
+    striped = replace(scan, scans=replace(scan.scans, sinograms=scan.scans.sinograms + 0.002 * offsets))
+    assert mismatch(scan).stripes < 4e-4 and mismatch(striped).stripes == pytest.approx(0.002, rel=0.1)
+
+
 def test_a_scan_that_is_the_model_has_no_mismatch() -> None:
     found = mismatch(measured_disc())
+    assert found.stripes < 1e-6
     assert abs(found.air) < 1e-6 and abs(found.hardening) < 0.01 and abs(found.axis) < 0.05 and found.misfit < 0.005
 
 

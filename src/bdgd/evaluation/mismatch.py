@@ -39,7 +39,8 @@ def air_offset(y: Tensor) -> float:
 class MeasuredMismatch:
     """How one scan departs from y = A x. Line integrals p have no unit; lengths are in millimetres.
 
-    air: what the air reads. air_drift: its standard deviation from view to view. noise: standard deviation of a ray through air,
+    air: what the air reads. air_drift: its standard deviation from view to view. stripes: from detector to detector, averaged over
+    the views. noise: standard deviation of a ray through air,
     times e^(p/2) elsewhere. axis: where the axis is seen, in detectors from the middle. attenuation: of a thin piece of acrylic, 1/mm.
     hardening: b of p + b p^2 = attenuation * path, with p what is above the air. misfit_straight, misfit: root mean square by which the
     measured rays miss this law with b = 0 and with b, relative to the largest p.
@@ -48,6 +49,7 @@ class MeasuredMismatch:
     name: str
     air: float
     air_drift: float
+    stripes: float
     noise: float
     axis: float
     attenuation: float
@@ -77,6 +79,7 @@ def mismatch(scan: MeasuredScan, device: torch.device | str = "cpu") -> Measured
         name=scan.name,
         air=offset,
         air_drift=float(outermost(y).mean(-1).std()),
+        stripes=float(outermost(y).mean(2).std()),
         noise=photon_noise(y),
         axis=-estimate_axis(y, geometry) / geometry.detector_spacing,
         attenuation=attenuation,
@@ -115,11 +118,11 @@ def read_mismatch(path: Path) -> list[MeasuredMismatch]:
 
 def mismatch_table(found: Sequence[MeasuredMismatch]) -> str:
     """The numbers as a Markdown table, a row per scan."""
-    columns = ["scan", "air reads", "its drift", "noise in air", "photons", "axis (detectors)", "acrylic (1/mm)", "hardening b"]
+    columns = ["scan", "air reads", "its drift", "its stripes", "noise in air", "photons", "axis (detectors)", "acrylic (1/mm)", "hardening b"]
     columns += ["misfit, b = 0", "misfit"]
     return markdown_table(columns, [_cells(each) for each in found])
 
 
 def _cells(m: MeasuredMismatch) -> list[str]:
-    scanner = [f"{m.air:+.4f}", f"{m.air_drift:.4f}", f"{m.noise:.4f}", f"{m.photons:,.0f}", f"{m.axis:+.3f}"]
+    scanner = [f"{m.air:+.4f}", f"{m.air_drift:.4f}", f"{m.stripes:.4f}", f"{m.noise:.4f}", f"{m.photons:,.0f}", f"{m.axis:+.3f}"]
     return [m.name, *scanner, f"{m.attenuation:.4f}", f"{m.hardening:.3f}", f"{m.misfit_straight:.2%}", f"{m.misfit:.2%}"]
