@@ -57,13 +57,20 @@ def test_results_that_cannot_be_read_are_said_before_any_work(text: str, tmp_pat
         ("stress", "sparse30-mfvi"),
     ],
 )
-@pytest.mark.parametrize("page", ["no place", None])
+@pytest.mark.parametrize("page", ["no place", None, "<!-- COMMAND -->, a place without an end", "<!-- stressed -->\n<!-- /stressed -->"])
 def test_a_page_without_a_place_is_said_before_any_work(command: tuple[str, ...], page: str | None, tmp_path: Path) -> None:
     path, results = tmp_path / "page.md", ("--results", str(tmp_path)) if command[0] == "reproduce" else ()
     if page is not None:
-        path.write_text(page)
+        path.write_text(page.replace("COMMAND", command[1] if command[0] == "reproduce" else "stress"))
     result = CliRunner().invoke(cli.app, [*command, "--page", str(path), *results, "--device", "cpu"])
     assert result.exit_code == 2 and ("no place" in result.output or "no page" in result.output), result.output
+
+
+@pytest.mark.parametrize("place", ["devices", "epistemic", "honesty"])
+def test_a_place_for_what_is_no_part_of_all_does_not_do_for_all(place: str, tmp_path: Path) -> None:
+    (tmp_path / "page.md").write_text(f"<!-- {place} -->\n<!-- /{place} -->")
+    result = CliRunner().invoke(cli.app, ["reproduce", "all", "--page", str(tmp_path / "page.md"), "--results", str(tmp_path)])
+    assert result.exit_code == 2 and "has no place for the table; add the lines <!-- table1 -->" in " ".join(result.output.split())
 
 
 def test_a_cell_of_the_table_from_the_same_cpu_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from bdgd.keyed import keyed_generator
 from bdgd.models import GradientBlock, fused, launches
 from bdgd.models.primal_dual import _update
 from bdgd.operators import FanBeam, Geometry, ParallelBeam, RayTransform
-from bdgd.operators.on_the_fly import OnTheFly
+from bdgd.operators.on_the_fly import OnTheFly, _countable
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 if DEVICE.type == "cpu":
@@ -100,6 +100,17 @@ def test_any_number_of_images_goes_through_the_kernels(images: int) -> None:
     geometry = ParallelBeam.sparse(image_size=16, views=13)  # so many that programs share them
     matrix, quick = RayTransform(geometry, DEVICE, strategy="matrix")._strategy, OnTheFly(geometry, DEVICE, torch.float32)
     x, y = normal(256, images), normal(geometry.views * geometry.detectors, images, seed=1)
+    assert_near(quick.forward(x), matrix.forward(x))
+    assert_near(quick.transpose(y), matrix.transpose(y))
+
+
+def test_more_images_than_can_be_counted_go_through_in_parts() -> None:
+    geometry = GEOMETRIES[0]
+    matrix, quick = RayTransform(geometry, DEVICE, strategy="matrix")._strategy, OnTheFly(geometry, DEVICE, torch.float32)
+    assert quick.most_images * max(256, geometry.views * geometry.detectors) < 2**31
+    assert [_countable(2**power) for power in (20, 27, 28, 30)] == [2032, 4, 4, 1]
+    quick.most_images = 2
+    x, y = normal(256, 5), normal(geometry.views * geometry.detectors, 5, seed=1)
     assert_near(quick.forward(x), matrix.forward(x))
     assert_near(quick.transpose(y), matrix.transpose(y))
 

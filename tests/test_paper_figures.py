@@ -14,12 +14,13 @@ from bdgd.data import ellipse_images, named_generator, shepp_logan
 from bdgd.evaluation import Effort, classical, table_scans
 from bdgd.evaluation.lab import Lab, Look, display_name
 from bdgd.evaluation.maps import edge_contrast, spread, text_contrast, variance_panel, variance_scale
+from bdgd.evaluation.methods import training_of
 from bdgd.evaluation.paper_figures import FIGURES, Drawn
 from bdgd.evaluation.subjects import ELLIPSE_IMAGE, ellipse_pictures, faint_ellipse, text_pictures
 from bdgd.evaluation.tables import write_cell
 from bdgd.inference import reconstruct_blocks
 from bdgd.metrics import psnr
-from bdgd.models import load
+from bdgd.models import load, pretrained, provenance_of
 from bdgd.operators import RayTransform
 
 FEW = Effort(ellipses=3, draws=2, claim_images=1, quick=True)
@@ -41,7 +42,10 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shelf:
 
 
 def draw(name: str, folder: Path) -> tuple[Drawn | None, Lab]:
-    write_cell(folder, "sparse30", "sparse30-mfvi", [{"psnr": [30.0, 20.0, 25.0, 40.0]}])
+    trained = training_of(provenance_of("sparse30-mfvi")) if "sparse30-mfvi" in pretrained() else None
+    others = {"psnr": [9.0, 9.0, 1.0, 9.0], "recipe": {"trained": {**(trained or {}), "commit": "of another"}}, "provenance": {"seed": 0}}
+    shipped = {"psnr": [30.0, 20.0, 25.0, 40.0], "recipe": {"trained": trained}, "provenance": {"seed": 0}}
+    write_cell(folder, "sparse30", "sparse30-mfvi", [others, shipped])
     lab = Lab(torch.device("cpu"), FEW, folder=folder)
     return FIGURES[name](lab), lab
 

@@ -84,6 +84,7 @@ def test_what_was_measured_for_these_weights_is_kept_and_fills_a_page(
         assert len(asked) == 1, times
         assert (tmp_path / "errorbars.md").read_text() in page.read_text() and "old" not in page.read_text()
     kept = tmp_path / "errorbars.json"
-    kept.write_text(kept.read_text().replace('"weights": "', '"weights": "0'))  # another model's
-    errorbars.make_errorbars(job)
-    assert len(asked) == 2
+    for times, key in enumerate(("weights", "calibration"), 2):
+        kept.write_text(kept.read_text().replace(f'"{key}": "', f'"{key}": "0'))  # another model's
+        errorbars.make_errorbars(job)
+        assert len(asked) == times, key

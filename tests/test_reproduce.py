@@ -16,7 +16,7 @@ from bdgd.apps import cli, reproduce
 from bdgd.apps.presets import read_preset
 from bdgd.apps.reproduce import What
 from bdgd.evaluation import Effort, classical
-from bdgd.evaluation.tables import read_cell
+from bdgd.evaluation.tables import read_cell, write_cell
 from bdgd.models import load, save
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
@@ -90,6 +90,21 @@ def test_a_figure_is_kept_until_a_model_is_added_or_changed(shelf: Shelf) -> Non
     assert Path("results/fig5.png").is_file()
 
 
+def test_the_worst_image_is_looked_for_again_when_the_table_has_changed(shelf: Shelf) -> None:
+    shelf.add("sparse30-mfvi")
+
+    def made() -> dict[str, Any]:
+        assert bdgd("worst").exit_code == 0
+        return dict(json.loads(Path("results/worst.json").read_text()))
+
+    first = made()
+    assert made() == first
+    (entry,) = read_cell(Path("results"), "sparse30", "sparse30-mfvi")
+    entry["psnr"][0] = min(entry["psnr"]) - 1
+    write_cell(Path("results"), "sparse30", "sparse30-mfvi", [entry])
+    assert made()["numbers"]["psnr in the table"] == entry["psnr"][0] and made()["numbers"]["image"] == 0
+
+
 def test_without_a_model_a_figure_is_left_out(shelf: Shelf) -> None:
     result = bdgd("fig3")
     assert result.exit_code == 0 and "left out" in result.output and not list(Path("results").iterdir())
@@ -143,7 +158,9 @@ def test_a_cell_is_made_again_for_a_model_that_was_trained_again(shelf: Shelf) -
     model = load(path)
     model.provenance = {**model.provenance, "commit": "decaf"}
     save(model, path)
-    assert bdgd("table1").exit_code == 0
+    told = "*sparse30-mfvi was trained again since seed 0 was scored.*"
+    assert bdgd("table1", "--only", "fbp").exit_code == 0 and told in Path("results/table1.md").read_text()
+    assert bdgd("table1").exit_code == 0 and told not in Path("results/table1.md").read_text()
     (entry,) = read_cell(Path("results"), "sparse30", "sparse30-mfvi")
     assert entry["recipe"]["trained"]["commit"] == "decaf"
 

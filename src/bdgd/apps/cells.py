@@ -24,7 +24,7 @@ def make_table(job: Reproduction, table: str, setting: str, page: Path | None = 
     for row in rows(setting):
         if job.wants(row.method):
             fill_cell(job, setting, row.method)
-    earlier = [told for row in rows(setting) if (told := trained_otherwise(row.method))]
+    earlier = [told for row in rows(setting) for told in (_made_otherwise(job, setting, row.method), trained_otherwise(row.method)) if told]
     job.publish(table, "\n".join([markdown(job.folder, setting, job.effort.note()), *(f"*{told}*" for told in earlier)]), page)
 
 
@@ -33,6 +33,14 @@ def trained_otherwise(model: str) -> str:
     text = provenance_of(model).get("preset_text") if model in pretrained() else None
     changes = changes_since(text, read_preset(model)) if text and model in preset_names() else []
     return f"{model} was trained by an earlier preset: {'; '.join(changes)}." if changes else ""
+
+
+def _made_otherwise(job: Reproduction, setting: str, method: str) -> str:
+    """Which seeds of a cell, left as it was, are of another training than that which there is now; empty where none is."""
+    entries = {int(entry["provenance"]["seed"]): entry for entry in read_cell(job.folder, setting, method)}
+    sources = {seed: method if method in METHODS else job.trained(method, seed) for seed in entries}
+    seeds = [seed for seed, source in sources.items() if source is not None and not _is_made(entries[seed], seed, source)]
+    return f"{method} was trained again since seed {', '.join(map(str, seeds))} was scored." if seeds else ""
 
 
 def fill_cell(job: Reproduction, setting: str, method: str) -> None:

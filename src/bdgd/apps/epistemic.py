@@ -9,7 +9,7 @@ from typing import Any
 from bdgd.apps.options import make_folder
 from bdgd.apps.presets import Preset
 from bdgd.apps.reproduction import Reproduction
-from bdgd.apps.short_trainings import identity_of, kept, model_file, origin, preset_of, tell_cost, trained, write_results
+from bdgd.apps.short_trainings import identity_of, kept, measured_before, origin, preset_of, tell_cost, trained, write_results
 from bdgd.apps.training import make_scans
 from bdgd.data import named_generator
 from bdgd.evaluation.epistemic import ROWS, Row, Training, measure, posterior_function
@@ -26,9 +26,11 @@ def make_epistemic(job: Reproduction, page: Path | None = None, images: int | No
     images: training images instead of the preset's.
     """
     presets = {training: preset_of(training, images) for row in ROWS for training in row.trainings}
-    results = {row.key: found for row in ROWS if (found := _measured_before(job, row, presets)) is not None}
+    needed = {row: [presets[training] for training in row.trainings] for row in ROWS}
+    before = {row.key: measured_before(job, _path(job, row), row, needed[row][0], needed[row]) for row in ROWS}
+    results = {key: found for key, found in before.items() if found is not None}
     missing = [row for row in ROWS if row.key not in results]
-    tell_cost(job, "epistemic", [presets[training] for training in dict.fromkeys(t for row in missing for t in row.trainings)])
+    tell_cost(job, "epistemic", {preset.name: preset for row in missing for preset in needed[row]}.values())
     models: dict[Training, DeepGradientDescent] = {}
     for row in missing:
         for training in row.trainings:
@@ -49,15 +51,6 @@ def _write(job: Reproduction, results: dict[str, dict[str, Any]]) -> str:
 
 def _path(job: Reproduction, row: Row) -> Path:
     return make_folder(job.folder / "epistemic") / f"{row.key}.json"
-
-
-def _measured_before(job: Reproduction, row: Row, presets: dict[Training, Preset]) -> dict[str, Any] | None:
-    """The row's file where its models are no longer there to be compared with: nobody trains ten models to measure an eleventh."""
-    if any(model_file(job, presets[training]).is_file() for training in row.trainings):
-        return None
-    identity = identity_of(job, row, [], presets[row.trainings[0]])
-    del identity["weights"]
-    return kept(_path(job, row), identity)
 
 
 def _measured(job: Reproduction, row: Row, models: dict[Training, DeepGradientDescent], presets: dict[Training, Preset]) -> dict[str, Any]:

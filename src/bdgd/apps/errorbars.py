@@ -11,7 +11,7 @@ from typing import Any
 from bdgd.apps.provenance import measured_on, provenance
 from bdgd.apps.reproduction import Reproduction
 from bdgd.evaluation.figures import save_small
-from bdgd.evaluation.pages import has_place, insert, markdown_table
+from bdgd.evaluation.pages import markdown_table
 from bdgd.evaluation.promises import FRESH, measure_promises, promise_bars
 from bdgd.evaluation.reliability import uncertainty_figure
 from bdgd.evaluation.requirements import BAR_COLUMNS, Bar
@@ -25,7 +25,7 @@ MODEL = "sparse30-mfvi"
 def make_errorbars(job: Reproduction, page: Path | None = None) -> None:
     """Measure every bar for the shipped model, or for that of the runs; write numbers, table and picture.
 
-    Files that are there for the same weights and images are kept.
+    Files that are there for the same weights, calibration and images are kept.
     """
     source = job.trained(MODEL, 0)
     model = load(source or MODEL, device=job.device)
@@ -35,17 +35,17 @@ def make_errorbars(job: Reproduction, page: Path | None = None) -> None:
         )
         return
     images, texts = (12, 3) if job.effort.quick else (1000, 100)
-    about = {"model": MODEL, "weights": model.fingerprint(), "images": images}
+    bars = model.calibration.fingerprint()
+    about = {"model": MODEL, "weights": model.fingerprint(), "calibration": bars, "images": images, "texts": texts, "seed": FRESH}
     if _is_there(job.folder, about):
         job.out.note(f"errorbars: {job.folder / 'errorbars.json'} is there, nothing to measure")
     else:
-        _measure(job, model, about, texts)
-    if page is not None and has_place(page, "errorbars"):
-        insert(page, "errorbars", (job.folder / "errorbars.md").read_text(encoding="utf-8").rstrip())
+        _measure(job, model, about)
+    job.publish("errorbars", (job.folder / "errorbars.md").read_text(encoding="utf-8").rstrip(), page, say=False)
 
 
 def _is_there(folder: Path, about: dict[str, Any]) -> bool:
-    """Whether table and picture are there, and the numbers are those of these weights and images."""
+    """Whether table and picture are there, and the numbers are those of what is asked for."""
     if not all((folder / f"errorbars.{kind}").is_file() for kind in ("json", "md", "png")):
         return False
     try:
@@ -55,8 +55,8 @@ def _is_there(folder: Path, about: dict[str, Any]) -> bool:
     return isinstance(made, dict) and about.items() <= made.items()
 
 
-def _measure(job: Reproduction, model: Reconstructor, about: dict[str, Any], texts: int) -> None:
-    images, start = about["images"], time.perf_counter()
+def _measure(job: Reproduction, model: Reconstructor, about: dict[str, Any]) -> None:
+    images, texts, start = about["images"], about["texts"], time.perf_counter()
     with job.out.progress("errorbars", images) as step:
         measured = measure_promises(model, images, texts, lambda done, nll: step(done, f"NLL {nll:.2f}"))
     bars = promise_bars(measured)

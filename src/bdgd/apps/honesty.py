@@ -11,7 +11,7 @@ from torch import Tensor
 from bdgd.apps.options import make_folder
 from bdgd.apps.presets import Preset
 from bdgd.apps.reproduction import Reproduction
-from bdgd.apps.short_trainings import identity_of, kept, origin, preset_of, tell_cost, trained, write_results
+from bdgd.apps.short_trainings import identity_of, kept, measured_before, origin, preset_of, tell_cost, trained, write_results
 from bdgd.checks import Diverged
 from bdgd.evaluation.epistemic import POINT, Training, posterior_function
 from bdgd.evaluation.honesty import CANDIDATES, CASES, Case
@@ -30,14 +30,22 @@ def make_honesty(job: Reproduction, page: Path | None = None, images: int | None
     """
     presets = {training: preset_of(training, images) for training in CANDIDATES}
     data = preset_of(POINT, images)
-    tell_cost(job, "honesty", presets.values())
+    needed = {case: presets[case.training] for case in CASES}
+    before = {case: measured_before(job, _path(job, case.key), case, preset, [preset]) for case, preset in needed.items()}
+    selected = measured_before(job, _path(job, "selection"), Selection.of(job.effort), data, presets.values())
+    missing = presets.values() if selected is None else [needed[case] for case in CASES if before[case] is None]
+    tell_cost(job, "honesty", {preset.name: preset for preset in missing}.values())
     models = _Models(job, presets, data)
     cases: dict[str, dict[str, Any]] = {}
     for case in CASES:
-        cases[case.key] = _measured(job, case, models.get(case.training), presets[case.training])
+        cases[case.key] = before[case] or _measured(job, case, models.get(case.training), needed[case])
         _write(job, cases, None)  # so that what is there can be read however the run ends
-    text = _write(job, cases, _selected(job, {training: models.get(training) for training in CANDIDATES}, data))
+    text = _write(job, cases, selected or _selected(job, {training: models.get(training) for training in CANDIDATES}, data))
     job.publish("honesty", text, page)
+
+
+def _path(job: Reproduction, key: str) -> Path:
+    return make_folder(job.folder / "honesty") / f"{key}.json"
 
 
 class _Models:
@@ -65,7 +73,7 @@ def _write(job: Reproduction, cases: dict[str, dict[str, Any]], selection: dict[
 
 def _measured(job: Reproduction, case: Case, model: DeepGradientDescent | None, preset: Preset) -> dict[str, Any]:
     """The case's file, made again where its model, its recipe or the effort are not what it was made with."""
-    path = make_folder(job.folder / "honesty") / f"{case.key}.json"
+    path = _path(job, case.key)
     identity = identity_of(job, case, [model] if model else [], preset)
     if (found := kept(path, identity)) is not None:
         job.out.note(f"honesty: {path} is there already")
@@ -84,7 +92,7 @@ def _measured(job: Reproduction, case: Case, model: DeepGradientDescent | None, 
 
 def _selected(job: Reproduction, models: dict[Training, DeepGradientDescent | None], data: Preset) -> dict[str, Any]:
     """What choosing on test images buys, from its file or measured."""
-    path, selection = make_folder(job.folder / "honesty") / "selection.json", Selection.of(job.effort)
+    path, selection = _path(job, "selection"), Selection.of(job.effort)
     there = {training: model for training, model in models.items() if model is not None}
     identity = identity_of(job, selection, there.values(), data)
     if (found := kept(path, identity)) is not None:

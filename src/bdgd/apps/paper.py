@@ -15,26 +15,25 @@ from bdgd.apps.reproduction import Reproduction
 from bdgd.evaluation.claims import AUTHORS, Claim, check_claims, markdown, summary
 from bdgd.evaluation.figures import save_small
 from bdgd.evaluation.lab import Lab
-from bdgd.evaluation.pages import has_place, insert
-from bdgd.evaluation.paper_figures import FIGURES
+from bdgd.evaluation.paper_figures import FIGURES, WORST, table_scores
 from bdgd.models import pretrained
-from bdgd.storage import write_json, write_text
+from bdgd.storage import write_json
 
 
 def make_figure(job: Reproduction, name: str) -> None:
     """Write NAME.png and NAME.json, unless they are there, made with this effort by the models that are shipped now."""
     picture, record = job.folder / f"{name}.png", job.folder / f"{name}.json"
-    if picture.is_file() and _is_current(job, record):
+    if name == "worst":
+        fill_cell(job, "sparse30", WORST)
+    if picture.is_file() and _is_current(job, name, record):
         job.out.note(f"{name}: {picture} is there already; delete {record} to make it again")
         return
-    if name == "worst":
-        fill_cell(job, "sparse30", "sparse30-mfvi")
     lab, start = job.lab(name), time.perf_counter()
     with job.out.waiting(f"{name}: reconstructing"):
         drawn = FIGURES[name](lab)
     _tell_missing(job, name, lab.missing)
     if drawn is None:
-        job.out.note(f"{name}: left out, none of its models is shipped yet")
+        job.out.note(f"{name}: left out, none of its models is shipped yet, or the table was made by another training")
         return
     save_small(drawn.figure, picture)
     write_json(record, {"figure": name, "shows": drawn.shows, **_origin(job, lab, start), "numbers": drawn.numbers})
@@ -56,10 +55,7 @@ def make_claims(job: Reproduction, page: Path | None = None) -> None:
     lab.missing = sorted({name for claim in claims for name in claim.missing})
     _tell_missing(job, "claims", lab.missing)
     earlier = [told for name in sorted(lab.used) if (told := trained_otherwise(name))]
-    text = "\n\n".join([markdown(claims, job.effort.note()), *earlier])
-    write_text(job.folder / "claims.md", text + "\n")
-    if page is not None and has_place(page, "claims"):
-        insert(page, "claims", text)
+    job.publish("claims", "\n\n".join([markdown(claims, job.effort.note()), *earlier]), page, say=False)
     write_json(job.folder / "claims.json", {**_origin(job, lab, start), "summary": summary(claims), "claims": [asdict(c) for c in claims]})
     rows = [(claim.name, claim.recipe, claim.told(), "" if claim.holds is None else job.out.mark(claim.holds)) for claim in claims]
     job.out.table(("claim", "recipe", "measured", "holds"), rows, job.effort.note())
@@ -78,15 +74,19 @@ def _origin(job: Reproduction, lab: Lab, start: float) -> dict[str, Any]:
     }
 
 
-def _is_current(job: Reproduction, record: Path) -> bool:
+def _is_current(job: Reproduction, name: str, record: Path) -> bool:
+    """Whether a figure's record is of these models and this effort, and the worst image's of the table as it is now."""
     try:
         made = json.loads(record.read_text())
         models, missing = dict(made["models"]), {cost["model"] for cost in made["missing"]}
+        lowest = dict(made["numbers"]).get("psnr in the table")
     except (OSError, ValueError, KeyError, TypeError):
         return False
     lab = job.lab("")
     lab.models(list(models))
-    return lab.used == models and not missing & set(pretrained()) and made.get("effort") == asdict(job.effort)
+    if lab.used != models or missing & set(pretrained()) or made.get("effort") != asdict(job.effort):
+        return False
+    return name != "worst" or lowest == min(table_scores(lab), default=None)
 
 
 def _tell_missing(job: Reproduction, what: str, missing: list[str]) -> None:

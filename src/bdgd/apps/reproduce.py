@@ -44,8 +44,9 @@ class What(StrEnum):
 
 _TABLES = {What.table1: "sparse30", What.table2: "limited120"}
 _FIGURES = (What.fig2, What.fig3, What.fig4, What.fig5, What.fig6, What.worst)
-#: what fills a place of a page
+#: what fills a place of a page, and what of it is no part of all
 _PLACES = (*_TABLES, What.gains, What.claims, What.errorbars, What.devices, What.epistemic, What.honesty)
+_ALONE = (What.devices, What.epistemic, What.honesty)
 _WHAT = (
     "A table (sparse view, limited view), a figure, the worst test image, the gain over FBP of each of 1000 test images, the claims or"
     " the error bars as numbers, or all of it."
@@ -126,7 +127,7 @@ def reproduce(
 
 def _require_page(page: Path, what: What) -> None:
     """Raise, before hours of work, where nothing of what is wanted has a place in the page."""
-    wanted = _PLACES if what == What.all else [place for place in _PLACES if place == what]
+    wanted = [place for place in _PLACES if place == what or (what == What.all and place not in _ALONE)]
     if not wanted:
         raise InputError(f"--page is for tables, and {what} is a picture with a file of its own; leave it out")
     if not page.is_file() or not any(has_place(page, place) for place in wanted):

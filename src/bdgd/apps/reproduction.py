@@ -11,13 +11,13 @@ from bdgd.apps.console import Output
 from bdgd.evaluation import SETTINGS, Effort
 from bdgd.evaluation.lab import Lab
 from bdgd.evaluation.pages import has_place, insert
-from bdgd.models import load, pretrained
+from bdgd.models import geometry_of, pretrained
 from bdgd.storage import write_text
 
 
 def scored_models() -> list[str]:
     """The shipped models that there is a test set for; sparse view first, which is quicker."""
-    return [name for name in reversed(pretrained()) if load(name).geometry in SETTINGS.values()]
+    return [name for name in reversed(pretrained()) if geometry_of(name) in SETTINGS.values()]
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,10 @@ class Reproduction:
             return str(own)
         return model if model in pretrained() else None
 
-    def publish(self, name: str, text: str, page: Path | None) -> None:
-        """Write NAME.md, put the text into its place of the page where one is given and has it, and print it."""
+    def publish(self, name: str, text: str, page: Path | None, *, say: bool = True) -> None:
+        """Write NAME.md, put the text into its place of the page where one is given and has it, and print it unless that is done."""
         write_text(self.folder / f"{name}.md", text + "\n")
         if page is not None and has_place(page, name):
             insert(page, name, text)
-        self.out.say(text)
+        if say:
+            self.out.say(text)

@@ -74,6 +74,7 @@ def identity_of(job: Reproduction, row: Any, models: Iterable[DeepGradientDescen
         "row": json.loads(json.dumps(asdict(row))),
         "weights": [model.fingerprint() for model in models],
         "training_images": preset.train,
+        "recipe": {"model": dict(preset.model), "training": dict(preset.training)},
         "effort": asdict(job.effort),
     }
 
@@ -86,6 +87,18 @@ def kept(path: Path, identity: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     whole = isinstance(found, dict) and "scores" in found
     return found if whole and all(found.get(key) == value for key, value in identity.items()) else None
+
+
+def measured_before(job: Reproduction, path: Path, row: Any, preset: Preset, needed: Iterable[Preset]) -> dict[str, Any] | None:
+    """A row's file where none of its models is there any more to be compared with: nobody trains ten models to measure an eleventh.
+
+    preset: what the row stands for, as in `identity_of`. needed: the presets of its models.
+    """
+    if any(model_file(job, each).is_file() for each in needed):
+        return None
+    identity = identity_of(job, row, [], preset)
+    del identity["weights"]
+    return kept(path, identity)
 
 
 def origin(job: Reproduction) -> dict[str, Any]:

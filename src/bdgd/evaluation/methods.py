@@ -20,7 +20,7 @@ from bdgd.evaluation.benchmark import FULL, SETTINGS, Effort, Method
 from bdgd.evaluation.classical import prepare_fbp, prepare_tv
 from bdgd.evaluation.strata import PosteriorLike
 from bdgd.inference import Posterior, reconstruct
-from bdgd.models import load, pretrained
+from bdgd.models import geometry_of, load, pretrained
 from bdgd.operators import RayTransform
 
 Prepare = Callable[..., Method]  # (A, seed, effort), the last two with defaults
@@ -45,7 +45,7 @@ def setting_of(names: Iterable[str]) -> str:
     """The setting that the trained models among these methods were made for; sparse view where there are none."""
     for name in names:
         if name not in METHODS:
-            geometry = load(name).geometry
+            geometry = geometry_of(name)
             found = next((setting for setting, known in SETTINGS.items() if known == geometry), None)
             if found is None:
                 raise InputError(

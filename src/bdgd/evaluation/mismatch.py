@@ -118,8 +118,8 @@ def read_mismatch(path: Path) -> list[MeasuredMismatch]:
 
 def mismatch_table(found: Sequence[MeasuredMismatch]) -> str:
     """The numbers as a Markdown table, a row per scan."""
-    columns = ["scan", "air reads", "its drift", "its stripes", "noise in air", "photons", "axis (detectors)", "acrylic (1/mm)", "hardening b"]
-    columns += ["misfit, b = 0", "misfit"]
+    columns = ["scan", "air reads", "its drift", "its stripes", "noise in air", "photons", "axis (detectors)"]
+    columns += ["acrylic (1/mm)", "hardening b", "misfit, b = 0", "misfit"]
     return markdown_table(columns, [_cells(each) for each in found])
 
 

@@ -29,7 +29,8 @@ def noted(note: str, *parts: str) -> str:
 
 def has_place(path: Path, marker: str) -> bool:
     """Whether a page has a place of that name to be filled."""
-    return _ends(marker)[0] in path.read_text(encoding="utf-8")
+    page = path.read_text(encoding="utf-8")
+    return all(end in page for end in _ends(marker))
 
 
 def require_place(path: Path, marker: str) -> None:
@@ -37,8 +38,7 @@ def require_place(path: Path, marker: str) -> None:
     start, end = _ends(marker)
     if not path.is_file():
         raise InputError(f"there is no page {path}; make one with the lines {start} and {end}")
-    page = path.read_text(encoding="utf-8")
-    if start not in page or end not in page:
+    if not has_place(path, marker):
         raise InputError(f"{path} has no place for the table; add the lines {start} and {end}")
 
 

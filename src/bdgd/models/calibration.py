@@ -5,6 +5,8 @@ It holds for one model (its weights), geometry, noise, number of draws and way o
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -107,6 +109,10 @@ class Calibration:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for a file; `calibration_from_dict` reads them back."""
         return asdict(self)
+
+    def fingerprint(self) -> str:
+        """Sixteen letters that are the same for the same calibration."""
+        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def calibration_from_dict(values: dict[str, Any]) -> Calibration:

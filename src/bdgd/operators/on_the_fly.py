@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -28,9 +29,23 @@ class OnTheFly:
         self.rays = ray_table(geometry).to(device, dtype)
         self.axes, self.depths = (table.to(device, dtype) for table in _pixel_tables(geometry))
         self.reach = _reach(geometry) + MARGIN
+        self.most_images = _countable(max(math.prod(geometry.image_size), len(self.rays)))
 
     def forward(self, images: Tensor) -> Tensor:
         """(H * W, B) -> (V * D, B)."""
+        return self._in_parts(self._project, images)
+
+    def transpose(self, sinograms: Tensor) -> Tensor:
+        """(V * D, B) -> (H * W, B)."""
+        return self._in_parts(self._backproject, sinograms)
+
+    def _in_parts(self, kernel: Callable[[Tensor], Tensor], columns: Tensor) -> Tensor:
+        """The kernel's result; for more images than there are 32-bit numbers for their values, in parts."""
+        if columns.shape[1] <= self.most_images:
+            return kernel(columns)
+        return torch.cat([kernel(part.contiguous()) for part in columns.split(self.most_images, 1)], 1)
+
+    def _project(self, images: Tensor) -> Tensor:
         from bdgd.operators import ray_kernels
 
         wanted, images = images.shape[1], _aligned(images)
@@ -45,8 +60,7 @@ class OnTheFly:
         )  # fmt: skip
         return sinograms[:, :wanted]
 
-    def transpose(self, sinograms: Tensor) -> Tensor:
-        """(V * D, B) -> (H * W, B)."""
+    def _backproject(self, sinograms: Tensor) -> Tensor:
         from bdgd.operators import ray_kernels
 
         wanted, sinograms = sinograms.shape[1], _aligned(sinograms)
@@ -121,6 +135,12 @@ def _aligned(columns: Tensor) -> Tensor:
 def _together(batch: int) -> int:
     """Images of one program. Five to fifteen are fastest as sixteen."""
     return next(images for images in RAYS if images >= min(batch, MOST_IMAGES))
+
+
+def _countable(values: int) -> int:
+    """Images of so many values each that kernels, which count with 32 bits, can take at once, a number that `_aligned` leaves alone."""
+    images = (2**31 - 1) // values
+    return images // MOST_IMAGES * MOST_IMAGES or max((few for few in RAYS if few <= images), default=1)
 
 
 def _parts(sums: int, views: int) -> int:
