@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,8 @@ from bdgd.data import Ellipses, GaussianNoise, Mismatch, PoissonNoise, ellipse_s
 from bdgd.data.axis import centre_of_mass_offset
 from bdgd.inference.alarm import ordinary_reference, p_values, surprises_of
 from bdgd.inference.posterior import Posterior
-from bdgd.inference.witnesses import SHARES, Witnesses, axis_shift, fine_detail, noise_std, residual_noise, seen_part, witnesses_of
+from bdgd.inference.residual import noise_std, residual
+from bdgd.inference.witnesses import SHARES, Witnesses, axis_shift, fine_detail, residual_noise, seen_part, witnesses_of
 from bdgd.models import Reconstructor
 from bdgd.models.calibration import AlarmReference
 from bdgd.operators import FanBeam, ParallelBeam, RayTransform
@@ -44,7 +46,45 @@ def test_the_noise_is_as_large_as_simulated(noise: GaussianNoise | PoissonNoise)
     clean = 2 + 10 * torch.rand(1, 1, 4, 5, generator=torch.Generator().manual_seed(1)).expand(4000, 1, 4, 5)
     g = torch.Generator().manual_seed(0)
     spread = noise(clean.contiguous(), generator=g).std(0)
-    torch.testing.assert_close(noise_std(clean[:1], noise).expand(1, 1, 4, 5)[0], spread, rtol=0.06, atol=0)
+    std = noise_std(noise, clean[:1])
+    assert std is not None
+    torch.testing.assert_close(std.expand(1, 1, 4, 5)[0], spread, rtol=0.06, atol=0)
+
+
+class OwnNoise:
+    """A user's noise, 0.1 in every ray, that says of itself what it is given."""
+
+    def __init__(self, values: dict[str, Any]):
+        self.values = values
+
+    def __call__(self, clean: Tensor, *, generator: torch.Generator) -> Tensor:
+        return clean + 0.1 * torch.randn(clean.shape, generator=generator)
+
+    def to_dict(self) -> dict[str, Any]:
+        return self.values
+
+
+@pytest.mark.parametrize("values", [{"kind": "flat", "sigma": 0.1}, {"sigma": 0.1}, {"kind": "gaussian", "sigma": 0.1}], ids=str)
+def test_a_noise_whose_law_is_not_known_is_as_good_as_none(values: dict[str, Any]) -> None:
+    """Calibration, alarm and residual are those of scans whose noise nobody stated; the calibration remembers whose noise it was."""
+    model, g = small_model(blocks=1), torch.Generator().manual_seed(0)
+    scans = simulate(model.A, random_ellipses(44, 16, generator=g), OwnNoise(values), generator=g)
+    assert scans.images is not None and noise_std(scans.noise, scans.sinograms) is None
+    own, none = (bdgd.calibrate(model, each[:40], draws=2, false_alarms=0.1) for each in (scans, replace(scans, noise=None)))
+    assert own.noise == values and replace(own, noise=None) == none
+    y = torch.cat((scans.sinograms[40:], 50 * torch.rand(2, *model.A.range_shape, generator=g)))  # the last two are no scans at all
+    posterior = bdgd.reconstruct(model, y, 2)
+    told, untold = (bdgd.alarm(model.with_calibration(each), y, posterior) for each in (own, none))
+    assert told.light == untold.light and told.light[-2:] == ("red", "red") and set(told.values) == set(SHARES)
+    one = scans[:1]
+    assert one.images is not None and residual(model.A, one.images, one.sinograms, one.noise).estimated
+
+
+def test_a_noise_of_ones_own_with_a_known_law_is_taken_at_its_word() -> None:
+    y = torch.rand(2, 1, 3, 4, generator=torch.Generator().manual_seed(0))
+    for noise in (GaussianNoise(0.03), PoissonNoise(1e4, 0.05)):
+        own, known = noise_std(OwnNoise(noise.to_dict()), y), noise_std(noise, y)
+        assert own is not None and known is not None and torch.equal(own, known)
 
 
 def test_a_noise_that_nobody_stated_is_estimated() -> None:

@@ -15,8 +15,9 @@ from toys import dense, small_model, small_transform, some_sinograms
 import bdgd
 from bdgd.checks import InputError
 from bdgd.data import GaussianNoise, Scans, random_ellipses, simulate
-from bdgd.inference import Miscoverage, edge_mask, reconstruct
+from bdgd.inference import Miscoverage, Posterior, calibrating, edge_mask, reconstruct
 from bdgd.inference.risk_control import LEVELS, Z_EDGES, ScoreHistogram, allowed_loss, stratified_thresholds, threshold_per_level
+from bdgd.keyed import keyed_generator, seed_from
 from bdgd.models import Calibration, ScaleMixture, calibration_from_dict, load, read_tensors, save, write_tensors
 from bdgd.models.calibration import at_level
 from bdgd.operators import RayTransform
@@ -253,6 +254,22 @@ def test_the_generator_decides() -> None:
     made = [bdgd.calibrate(small_model(), small_scans(20), draws=2, generator=torch.Generator().manual_seed(s)) for s in (0, 0, 1)]
     assert made[0] == made[1] != made[2]
     assert made[0].images == 10 and made[0].levels[-1] == max(level for level in LEVELS if allowed_loss(level, 10) >= -1e-12)
+
+
+def test_every_scan_has_draws_of_its_own_on_every_device(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draws that depend on the batch would make a calibration depend on the device; shared ones would cost the guarantee."""
+    made: list[Posterior] = []
+
+    def watched(*given: Any, **options: Any) -> Posterior:
+        made.append(reconstruct(*given, **options))
+        return made[-1]
+
+    monkeypatch.setattr(calibrating, "reconstruct", watched)
+    bdgd.calibrate(small_model().to(device), small_scans(21), draws=2)
+    expected = [seed_from(keyed_generator(0, "calibrate", "shape", n)) for n in range(11)]
+    expected += [seed_from(keyed_generator(0, "calibrate", "guarantee", n)) for n in range(10)]
+    assert [posterior.seed for posterior in made] == expected and len(set(expected)) == 21
+    assert all(len(posterior.mean) == 1 for posterior in made)
 
 
 def test_miscoverage_counts_where_intervals_miss() -> None:

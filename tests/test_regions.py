@@ -126,6 +126,22 @@ def test_the_score_of_an_area_is_the_least_z_that_holds_it() -> None:
             assert float((made[:, size] > z).double().mean()) * 12 / 13 + 1 / 13 <= 1 - level + 1e-9
 
 
+def test_the_discs_of_an_image_do_not_depend_on_its_batch() -> None:
+    g = torch.Generator().manual_seed(5)
+    truth = torch.rand(10, 1, SIZE, SIZE, generator=g, dtype=torch.float64) + 0.01
+    errors, std = smooth_errors(10, 6)
+    made = []
+    for size in (1, 4, 10):
+        scores = DiscScores(seed=2)
+        for t, e, s in zip(truth.split(size), (20 * errors).split(size), (20 * std).split(size), strict=True):
+            scores.add(posterior_of((t - e).clamp(min=0), s), t)
+        made.append(scores)
+    for scores in made[1:]:
+        assert scores.images == 10
+        for name, parts in scores._scores.items():
+            torch.testing.assert_close(torch.cat(parts), torch.cat(made[0]._scores[name]))
+
+
 def test_half_of_the_discs_lie_on_the_object_and_all_have_their_size() -> None:
     truth = torch.zeros(SIZE, SIZE)
     truth[20:28, 18:30] = 1.0

@@ -28,6 +28,7 @@ from bdgd.models import DeepGradientDescent
 from bdgd.operators import RayTransform
 
 AUTHORS_IMAGES = 10  # ellipse images in the authors' test set
+LEAST_SETS = 3  # of two, leaving one out leaves nothing to compare, so nothing tells the error of the gain
 
 
 @dataclass(frozen=True)
@@ -40,16 +41,17 @@ class Selection:
 
     @classmethod
     def of(cls, effort: Effort) -> Selection:
-        """Ten test sets as large as that of the tables; a few draws are enough for a mean."""
-        return cls(10 * effort.ellipses, tuple(sorted({AUTHORS_IMAGES, effort.ellipses})), min(10, effort.draws))
+        """Ten test sets as large as that of the tables, and enough for the authors'; a few draws are enough for a mean."""
+        pool, sizes = max(10 * effort.ellipses, LEAST_SETS * AUTHORS_IMAGES), {AUTHORS_IMAGES, effort.ellipses}
+        return cls(pool, tuple(sorted(sizes)), min(10, effort.draws))
 
 
 @dataclass(frozen=True)
 class Optimism:
     """What choosing among `candidates` on test sets of `images` images buys, in dB.
 
-    gain: mean over the sets; error: its standard error, sets as the unit. agreement: of all pairs of sets, the share that choose alike.
-    spread: standard deviation over the sets of the mean PSNR of the candidate that is best on all images.
+    gain: mean over the sets; error: its standard error, sets as the unit, by the jackknife. agreement: of all pairs of sets, the share
+    that choose alike. spread: standard deviation over the sets of the mean PSNR of the candidate that is best on all images.
     """
 
     candidates: int
@@ -65,18 +67,26 @@ class Optimism:
 
 
 def optimism(quality: Tensor, images: int) -> Optimism:
-    """From the PSNR (C, N) of C candidates on N images, which are cut into disjoint test sets of `images` each."""
+    """From the PSNR (C, N) of C candidates on N images, which are cut into disjoint test sets of `images` each.
+
+    The gains of n sets are not independent, since each set's choice is in all of them: their spread over sqrt(n) is too small where the
+    candidates differ. With g_j the mean gain of the sets but j, the standard error is that of the jackknife,
+    sqrt((n - 1) / n * sum_j (g_j - mean g)^2).
+    """
     candidates, available = quality.shape
     sets = available // require_count(images, "images")
-    if sets < 2:
-        raise InputError(f"at least two test sets are compared, but {available} images make {sets} of {images}; take smaller sets")
+    if sets < LEAST_SETS:
+        raise InputError(f"at least {LEAST_SETS} test sets are compared, but {available} images make {sets} of {images}; take smaller sets")
     means = quality.double()[:, : sets * images].reshape(candidates, sets, images).mean(2)  # (C, sets)
     best = means.argmax(0)  # (sets,)
     scores = means[best]  # scores[t, s]: what the choice of set t scores on set s
-    gain = (scores.diagonal() - scores).sum(0) / (sets - 1)  # its own choice adds nothing
+    lead = scores.diagonal() - scores  # lead[t, s]: of the choice of s over that of t, on s
+    gain = lead.sum() / (sets * (sets - 1))  # a set's own choice adds nothing
+    others = (lead.sum() - lead.sum(0) - lead.sum(1)) / ((sets - 1) * (sets - 2))  # g_j: neither j's images nor its choice
+    error = (sets - 1) * float(others.std()) / sets**0.5
     alike = float((best[:, None] == best).sum() - sets) / (sets * (sets - 1))
     overall = means[means.mean(1).argmax()]
-    return Optimism(candidates, images, sets, float(gain.mean()), float(gain.std()) / sets**0.5, alike, float(overall.std()))
+    return Optimism(candidates, images, sets, float(gain), error, alike, float(overall.std()))
 
 
 def pool_scans(A: RayTransform, images: int, seed: int = 0) -> Scans:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from bdgd.checks import InputError, require_number
-from bdgd.data import noise_from_dict
 from bdgd.inference.posterior import Posterior
+from bdgd.inference.residual import known_noise
 from bdgd.inference.witnesses import SHARES, Witnesses, witnesses_of
 from bdgd.models import Reconstructor
 from bdgd.models.calibration import AlarmReference, Row
@@ -60,9 +60,8 @@ def alarm(model: Reconstructor, y: Tensor, posterior: Posterior) -> Alarm:
     if calibration is None or calibration.alarm is None:
         raise InputError("the alarm compares with calibration images; calibrate with model.with_calibration(bdgd.calibrate(model, scans))")
     calibration.require(posterior.number, posterior.origin.draw, posterior.origin.complete)
-    noise = noise_from_dict(calibration.noise) if calibration.noise is not None else None
     reference = calibration.alarm
-    values = witnesses_of(model, y, posterior, noise)
+    values = witnesses_of(model, y, posterior, known_noise(calibration.noise))
     surprises = surprises_of(values, reference)
     p = p_values(_combined(surprises, reference), reference.scores)
     rate = reference.false_alarms

@@ -24,8 +24,6 @@ from bdgd.keyed import keyed_generator, seed_from
 from bdgd.models import Calibration, Reconstructor
 from bdgd.models.calibration import Row, require_level
 
-#: Images whose posteriors are held at once; on a CPU they go through the cascade one by one anyway.
-BATCH = {"cpu": 1, "cuda": 16}
 #: Strata of the predicted standard deviation.
 STRATA = 8
 #: Fewer images than this cannot hold even 90 % with a half of them.
@@ -57,10 +55,12 @@ def calibrate(
     plain, seed, middle = model.with_calibration(None), seed_from(generator), (len(scans) + 1) // 2
 
     def posteriors(part: Scans, name: str) -> Iterator[tuple[Tensor, Tensor, Posterior]]:
-        for y, truth, key in _batches(part, BATCH.get(model.device.type, 1)):
-            yield y, truth, reconstruct(plain, y, draws, generator=keyed_generator(seed, "calibrate", name, key), draw=draw)
+        # One by one, each scan with draws of its own: with its draws it is then exchangeable with a new scan and that scan's draws.
+        # Under draws that all calibration scans share, the guarantee would hold for reconstructions with these very draws alone.
+        for number, (y, truth) in enumerate(_one_by_one(part)):
+            yield y, truth, reconstruct(plain, y, draws, generator=keyed_generator(seed, "calibrate", name, number), draw=draw)
             if report:
-                report(len(y))
+                report(1)
 
     shape, usual = ScoreHistogram(), Witnesses()
     for y, truth, posterior in posteriors(scans[:middle], "shape"):
@@ -98,11 +98,10 @@ def add_pixels(histogram: ScoreHistogram, posterior: Posterior, truth: Tensor) -
     histogram.add(posterior.std, z, truth > OBJECT)
 
 
-def _batches(scans: Scans, size: int) -> Iterator[tuple[Tensor, Tensor, int]]:
-    """Sinograms, images and the number of the first of them, `size` at a time."""
+def _one_by_one(scans: Scans) -> Iterator[tuple[Tensor, Tensor]]:
+    """Each sinogram (1, 1, V, D) with its image (1, 1, H, W)."""
     assert scans.images is not None
-    for first in range(0, len(scans), size):
-        yield scans.sinograms[first : first + size], scans.images[first : first + size], first
+    return zip(scans.sinograms.split(1), scans.images.split(1), strict=True)
 
 
 def _prepared(model: Reconstructor, scans: Scans) -> Scans:

@@ -39,11 +39,11 @@ class DiscScores:
         self._scores: dict[str, list[Tensor]] = {"mean": [], "contrast": [], "area": []}  # each (B, sizes, discs)
 
     def add(self, posterior: Posterior, truth: Tensor) -> None:
-        """Discs in every image (B, 1, H, W), the same number of every size."""
-        generator = keyed_generator(self.seed, "discs", self.images)
-        masks = torch.stack([random_discs(image[0], generator) for image in truth])  # (B, sizes * discs, H, W)
-        threshold = torch.rand(masks.shape[:2], generator=generator).to(truth)  # of the image's largest value, from 0.1 to 0.9
-        threshold = (0.1 + 0.8 * threshold) * posterior.mean.amax((2, 3))
+        """Discs in every image (B, 1, H, W), the same number of every size; by its number, so they do not depend on the batch."""
+        generators = [keyed_generator(self.seed, "discs", self.images + n) for n in range(len(truth))]
+        masks = torch.stack([random_discs(image[0], g) for image, g in zip(truth, generators, strict=True)])  # (B, sizes * discs, H, W)
+        share = torch.stack([torch.rand(masks.shape[1], generator=g) for g in generators]).to(truth)
+        threshold = (0.1 + 0.8 * share) * posterior.mean.amax((2, 3))  # from 0.1 to 0.9 of the image's largest value
         self.images += len(truth)
         weights = masks / masks.sum((2, 3), keepdim=True)
         others = weights.unflatten(1, (-1, DISCS)).roll(1, 2).flatten(1, 2)  # the next disc of the same size

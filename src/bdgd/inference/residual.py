@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from bdgd.data import Correction, GaussianNoise, Noise, PoissonNoise
+from bdgd.checks import InputError
+from bdgd.data import Correction, GaussianNoise, Noise, PoissonNoise, noise_from_dict
 from bdgd.data.estimates import noise_of_one_size
 from bdgd.operators import LinearOperator
 
@@ -51,21 +53,30 @@ def residual(A: LinearOperator, x: Tensor, y: Tensor, noise: Noise | None, corre
     predicted, y = A(x.to(y)).double(), y.double()
     if correction is not None:
         predicted, y = correction.undone(predicted), correction.undone(y)
-    known = noise_rms(noise, predicted)
-    return Residual(_rms(predicted - y), noise_of_one_size(y) if known is None else known, _rms(y), known is None)
+    std = noise_std(noise, predicted)
+    return Residual(_rms(predicted - y), noise_of_one_size(y) if std is None else _rms(std), _rms(y), std is None)
 
 
-def noise_rms(noise: Noise | None, clean: Tensor) -> float | None:
-    """Standard deviation that the noise has on a clean sinogram, root mean square over its rays; None for a noise not known here.
+def noise_std(noise: Noise | None, y: Tensor) -> Tensor | None:
+    """The standard deviation of the noise in each ray of sinograms y (B, 1, V, D), broadcastable to them; None where its law is not known.
 
-    The alarm's `noise_std` is the same law ray by ray, at what was measured.
-    Photon counts N have the variance N, so -log(N / photons) / attenuation has 1 / (N attenuation^2).
+    y: clean, or as measured. Photon counts N have the variance N, so -log(N / photons) / attenuation has 1 / (N attenuation^2).
     """
-    if isinstance(noise, GaussianNoise):
-        return noise.relative * float(clean.abs().mean())
-    if isinstance(noise, PoissonNoise):
-        return float((torch.exp(noise.attenuation * clean) / noise.photons).mean().sqrt() / noise.attenuation)
+    law = known_noise(noise.to_dict()) if noise is not None else None
+    if isinstance(law, GaussianNoise):
+        # Images are not negative, so the mean of the clean |y| is that of the clean y, which noise leaves unbiased.
+        return law.relative * y.mean((1, 2, 3), keepdim=True).abs()
+    if isinstance(law, PoissonNoise):
+        return torch.exp(0.5 * law.attenuation * y) / (law.attenuation * law.photons**0.5)
     return None
+
+
+def known_noise(values: dict[str, Any] | None) -> GaussianNoise | PoissonNoise | None:
+    """The noise that `to_dict` described; None for a noise of somebody's own, whose law is not known here, and where none was stated."""
+    try:
+        return noise_from_dict(values) if values is not None else None
+    except InputError:
+        return None
 
 
 def _rms(values: Tensor) -> float:

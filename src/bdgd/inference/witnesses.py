@@ -19,6 +19,7 @@ from torch import Tensor
 from bdgd.data import Noise
 from bdgd.data.axis import centre_of_mass_offset, has_centre_of_mass_offset
 from bdgd.inference.posterior import Posterior
+from bdgd.inference.residual import noise_std
 from bdgd.models import Reconstructor
 from bdgd.operators import LinearOperator
 
@@ -44,10 +45,14 @@ AIR = 4
 
 @torch.no_grad()
 def witnesses_of(model: Reconstructor, y: Tensor, posterior: Posterior, noise: Noise | None) -> dict[str, Tensor]:
-    """What each witness of `SHARES` that can be measured says, (B,) float64 on the CPU."""
+    """What each witness of `SHARES` that can be measured says, (B,) float64 on the CPU.
+
+    noise: that of the calibration scans. Where its law is not known, misfit and structure compare with the residual's own noise.
+    """
     mean = posterior.mean
     residual = model.A(mean) - y
-    z = residual / (noise_std(y, noise) if noise is not None else residual_noise(residual))
+    std = noise_std(noise, y)  # the law at what was measured, since the clean sinogram is not known
+    z = residual / (residual_noise(residual) if std is None else std).clamp(min=1e-12)
     smooth = F.avg_pool2d(z, (1, 9), 1, (0, 4), count_include_pad=False) * 3.0  # of independent values again variance 1
     unseen = (mean - seen_part(model.A, mean)).abs()
     measured = {
@@ -62,26 +67,13 @@ def witnesses_of(model: Reconstructor, y: Tensor, posterior: Posterior, noise: N
     return {name: value.double().cpu() for name, value in measured.items()}
 
 
-def noise_std(y: Tensor, noise: Noise) -> Tensor:
-    """The standard deviation of the noise in sinograms y, broadcastable to them, by the noise's own law at the measured values.
-
-    Ray by ray, since each residual is divided by it; one number for a whole scan is `bdgd.inference.residual.noise_rms`.
-    """
-    law = noise.to_dict()
-    if law["kind"] == "gaussian":
-        # Images are not negative, so the mean of the clean |y| is that of the clean y, which noise leaves unbiased.
-        return (law["relative"] * y.mean((1, 2, 3), keepdim=True).abs()).clamp(min=1e-12)
-    # -log(I) / attenuation with I ~ Poisson: variance 1 / (attenuation^2 * expected count)
-    return torch.exp(0.5 * law["attenuation"] * y) / (law["attenuation"] * law["photons"] ** 0.5)
-
-
 def residual_noise(residual: Tensor) -> Tensor:
-    """(B, 1, 1, 1) noise std where nobody stated it: from second differences along the detector, by their median, which ignores edges.
+    """(B, 1, 1, 1) noise std where its law is not known: from second differences along the detector, by their median, which ignores edges.
 
     Of what the image leaves of the scan, not of the scan (`bdgd.data.estimates`): with the object gone the median is low enough.
     """
     second = residual[..., 2:] - 2 * residual[..., 1:-1] + residual[..., :-2]  # of independent noise: 6 times its variance
-    return (second.abs().flatten(1).median(1).values / (0.6745 * 6**0.5)).clamp(min=1e-12)[:, None, None, None]
+    return (second.abs().flatten(1).median(1).values / (0.6745 * 6**0.5))[:, None, None, None]
 
 
 def seen_part(A: LinearOperator, x: Tensor, steps: int = STEPS) -> Tensor:
