@@ -20,6 +20,14 @@ def test_primal_dual_costs_iterations_times_epochs_times_images() -> None:
     assert training_seconds(read_preset("sparse30-lpd")) == pytest.approx(10 * 50 * 4000 / UNROLLED_IMAGES_PER_SECOND)
 
 
+def test_epochs_that_are_not_given_cost_as_many_as_are_trained() -> None:
+    direct = read_preset("sparse30-lpd")
+    assert training_seconds(parse_preset(direct.text.replace("epochs = 50\n", ""), "direct")) == pytest.approx(training_seconds(direct))
+    text = read_preset("sparse30-mfvi").text
+    given, left_out = (parse_preset(f"{text}\n[finetuning]\n{line}", "joint") for line in ("epochs = 10\n", ""))
+    assert training_seconds(given) == pytest.approx(training_seconds(left_out))
+
+
 @pytest.mark.parametrize("name", [name for name in pretrained() if name in preset_names() and name.endswith("mfvi")])
 def test_no_training_is_said_to_take_longer_than_the_shipped_one_took(name: str) -> None:
     """Weights may have been trained before the code got faster, not before it got slower."""

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from tiny_training import TRAIN, VALIDATION, A, State, Watch, cascade, quickly, same, state_of
+from tiny_training import TRAIN, VALIDATION, A, State, Watch, cascade, ellipse_scans, quickly, same, state_of
 from torch import Tensor
 from toys import KINDS, dense, seeded
 
+from bdgd.classical import fbp
 from bdgd.data import Scans
 from bdgd.keyed import keyed_generator
 from bdgd.metrics import psnr
 from bdgd.models import DeepGradientDescent, GradientBlock
+from bdgd.operators import ParallelBeam, RayTransform
 from bdgd.training import greedy
 from bdgd.training.frontier import Frontier
 from bdgd.training.loop import Trainer
+
+
+def scaled(scans: Scans, factor: float) -> Scans:
+    assert scans.images is not None
+    return replace(scans, sinograms=scans.sinograms * factor, images=scans.images * factor)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -54,7 +62,7 @@ def test_a_block_starts_from_all_weights_of_the_block_before(kind: str, monkeypa
     monkeypatch.setattr(greedy, "ATTEMPTS", 1)
     monkeypatch.setattr(GradientBlock, "revive", lambda block, x, gradient, generator: revived.append(len(x)))
     before = [state_of(block) for block in model.blocks]
-    quickly(model, epochs=1, revive=True)
+    quickly(model, epochs=1, revive=True, first_noise_level=math.exp(-3))  # that of the block's own start
     assert same(watch.states[0], before[0])
     for k in (1, 2):
         assert same(watch.states[k], state_of(model.blocks[k - 1]))
@@ -65,7 +73,7 @@ def test_a_block_starts_from_all_weights_of_the_block_before(kind: str, monkeypa
 def test_a_fresh_block_starts_from_its_own_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     model, watch = cascade(blocks=3), Watch(monkeypatch)
     before = [state_of(block) for block in model.blocks]
-    quickly(model, epochs=1, initialise="fresh")
+    quickly(model, epochs=1, initialise="fresh", first_noise_level=math.exp(-3))  # that of their own starts
     assert all(same(start, own) for start, own in zip(watch.states, before, strict=True))
     assert not same(before[0], before[1])
 
@@ -80,6 +88,57 @@ def test_the_first_noise_level_is_that_of_blocks_that_start_from_no_other(
     starts = [float(state["log_noise"].exp()) for state in watch.states]
     assert [k for k, start in enumerate(starts) if start == pytest.approx(1 / 128)] == set_in
     quickly(cascade("point"), epochs=1, first_noise_level=1 / 128)  # has none to train, so nothing is set
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("initialise", ["fresh", "previous"])
+def test_the_first_block_starts_from_the_error_of_the_first_images_where_its_noise_level_is_trained(
+    kind: str, initialise: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the unit that the network works in, and on the training images alone."""
+    watch, model, scale = Watch(monkeypatch), cascade(kind, value_scale=0.02), 0.02
+    monkeypatch.setattr(greedy, "ATTEMPTS", 1)
+    own, second = state_of(model.blocks[0]), state_of(model.blocks[1])
+    quickly(model, scaled(TRAIN, scale), validation=scaled(VALIDATION, scale), epochs=1, initialise=initialise)
+    first = watch.states[0].pop("log_noise")
+    if model.blocks[0].last.trains_noise_level:
+        assert float(first.exp()) == pytest.approx(float((fbp(A, TRAIN.sinograms) - TRAIN.images).square().mean().sqrt()), rel=1e-4)
+    else:
+        assert first.isnan()
+    own.pop("log_noise")
+    assert same(watch.states[0], own), "and from its own weights"
+    assert same(watch.states[1], second if initialise == "fresh" else watch.ends[0] | {"log_noise": watch.states[1]["log_noise"]})
+
+
+def test_the_noise_level_of_the_first_block_is_about_its_error_after_a_short_training() -> None:
+    """Of limited arcs the first error is large; the noise level moves by the learning rate per step at most."""
+    arc = RayTransform(ParallelBeam.limited(image_size=16, degrees=20))
+    scans = ellipse_scans(arc, "train", 12)
+    model = DeepGradientDescent(arc, blocks=1, gradient_scale=30.0)
+    history = quickly(model, scans, validation=scans, epochs=4)
+    error = 10 ** (-history["validation_psnr"][0] / 20)
+    assert error > 3 * math.exp(-3), "else this shows nothing"
+    assert 0.7 * error < history["noise_level"][0] < 1.5 * error
+
+
+def test_images_without_any_error_leave_the_noise_level_where_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch, nothing = Watch(monkeypatch), Scans(torch.zeros_like(TRAIN.sinograms), None, images=torch.zeros_like(TRAIN.images))
+    model = DeepGradientDescent(A, blocks=1, gradient_scale=30.0, initial=lambda operator, y: operator.T(y))
+    quickly(model, nothing, epochs=1)
+    assert float(watch.states[0]["log_noise"]) == -3.0
+
+
+GAINS = {"first": (0.09, 0.05, -0.4), "second": (-0.4, 0.09, 0.05), "third": (-0.4, 0.05, 0.09)}
+
+
+@pytest.mark.parametrize("best", GAINS)
+def test_of_attempts_that_all_gain_too_little_the_best_stands(best: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch, model = Watch(monkeypatch), cascade()
+    gains = {"block-01": 1.0} | dict(zip(("block-02", "block-02-again-1", "block-02-again-2"), GAINS[best], strict=True))
+    monkeypatch.setattr(greedy, "_gain", lambda *arguments: gains[watch.stages[-1]])
+    quickly(model)
+    assert watch.stages == list(gains)
+    assert [same(state_of(model.blocks[1]), end) for end in watch.ends[1:]] == [best == name for name in GAINS]
 
 
 def test_a_block_that_hardly_gains_is_trained_again_more_slowly(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,14 +6,15 @@ import dataclasses
 import json
 import math
 from dataclasses import replace
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from bdgd.apps.presets import changes_since, parse_preset, preset_names, read_preset, with_seed
-from bdgd.apps.training import make_model, make_scans, train_preset
+from bdgd.apps.presets import _KEYS, CALLED, changes_since, parse_preset, preset_names, read_preset, with_seed
+from bdgd.apps.training import epochs_of, make_model, make_scans, require_same_preset, train_preset
 from bdgd.checks import InputError
 from bdgd.data import GaussianNoise, PoissonNoise
 from bdgd.models import DeepGradientDescent, LearnedPrimalDual, load
@@ -270,6 +271,44 @@ def test_primal_dual_trains_from_a_preset(tmp_path: Path) -> None:
     assert math.isfinite(float(model.noise_level))
     again = load(tmp_path / "run" / "model.safetensors")
     assert isinstance(again, LearnedPrimalDual) and again.provenance["stages"][0]["stage"] == "direct"
+
+
+WITHOUT_EPOCHS = {
+    "cascade": TINY[: TINY.index("[finetuning]")].replace("epochs = 1\n", ""),
+    "finetuned": TINY.replace("batch = 4\n[finetuning]\nepochs = 1\n", "batch = 4\n[finetuning]\n"),
+    "primal-dual": PRIMAL_DUAL.replace("epochs = 2\n", ""),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_EPOCHS)
+def test_epochs_that_are_not_given_are_counted_as_they_are_trained(tmp_path: Path, name: str) -> None:
+    preset, trained = replace(parse_preset(WITHOUT_EPOCHS[name], name), validation=2), list[str]()
+    train_preset(preset, tmp_path, CPU, report=lambda record: trained.append(record["stage"]) if "loss" in record else None)
+    assert epochs_of(preset) == sum("-again-" not in stage for stage in trained)
+    assert "epochs" not in (preset.finetuning or preset.training), "the preset itself is as it was written"
+
+
+def test_what_is_not_given_has_the_default_of_what_is_called() -> None:
+    joint, direct = (parse_preset(text, "short") for text in (WITHOUT_EPOCHS["finetuned"], WITHOUT_EPOCHS["primal-dual"]))
+    assert (joint.epochs("training"), joint.epochs("finetuning"), direct.epochs("training")) == (1, 10, 50)
+    assert direct.epochs("finetuning") == 0
+    assert (joint.argument("model", "value_scale"), joint.argument("training", "learning_rate")) == (1.0, 1e-3)
+    for kind, sections in _KEYS.items():
+        for section, keys in sections.items():
+            assert set(keys) - {"kind"} <= set(signature(CALLED[kind][section]).parameters)
+
+
+@pytest.mark.parametrize(("section", "given"), [("training", "epochs = 20\n"), ("finetuning", "epochs = 10\n")])
+def test_a_preset_that_gives_a_default_is_still_another_than_one_that_does_not(tmp_path: Path, section: str, given: str) -> None:
+    """A run was kept with what its preset says, not with what the defaults were at the time."""
+    left_out = TINY.replace(f"[{section}]\nepochs = 1\n", f"[{section}]\n")
+    (tmp_path / "preset.toml").write_text(left_out)
+    (tmp_path / "settings.json").write_text("{}")
+    require_same_preset(parse_preset("# mine\n" + left_out, "same"), tmp_path)
+    other = parse_preset(left_out.replace(f"[{section}]\n", f"[{section}]\n{given}"), "other")
+    with pytest.raises(InputError, match="holds a run of another preset than other"):
+        require_same_preset(other, tmp_path)
+    assert changes_since(left_out, other) == [f"epochs not given, now {given.split()[-1]}"]
 
 
 def test_a_folder_that_is_a_file_is_refused_before_any_work(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from tiny_runs import WAYS, outcome, train, uninterrupted
 
 from bdgd.checks import InputError
 from bdgd.training import greedy
+from bdgd.training.loop import Trainer
 
 # --- interrupted and resumed -----------------------------------------------------------------------------------------
 
@@ -22,11 +23,11 @@ class Interrupted(BaseException):
     """Like Control-C."""
 
 
-def stopping_in(stage: str) -> Callable[[dict[str, Any]], None]:
-    """A report that interrupts the training at its first word from this stage."""
+def stopping_in(stage: str, epoch: int = 1) -> Callable[[dict[str, Any]], None]:
+    """A report that interrupts the training at its word from this stage's epoch."""
 
     def report(record: dict[str, Any]) -> None:
-        if record["stage"] == stage:
+        if record["stage"] == stage and record.get("epoch") == epoch:
             raise Interrupted
 
     return report
@@ -56,6 +57,26 @@ def test_blocks_that_are_trained_again_end_the_same(tmp_path: Path, monkeypatch:
         with pytest.raises(Interrupted):
             train(tmp_path / stage, epochs=1, report=stopping_in(stage))
         assert outcome(tmp_path / stage, train(tmp_path / stage, epochs=1)[0]) == whole
+
+
+def test_the_best_of_the_attempts_stands_wherever_the_run_was_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gains = {"block-01": 1.0, "block-02": 0.05, "block-02-again-1": 0.09, "block-02-again-2": -0.4}  # 0.1 would be enough
+    fitted, fit = list[str](), Trainer.fit
+
+    def noting_fit(trainer: Trainer, stage: str, *arguments: Any, **options: Any) -> None:
+        fit(trainer, stage, *arguments, **options)
+        fitted.append(stage)
+
+    monkeypatch.setattr(Trainer, "fit", noting_fit)
+    monkeypatch.setattr(greedy, "_gain", lambda judge, model, block, seed, stage: gains[fitted[-1]] if stage == "block-02" else 1.0)
+    whole = outcome(tmp_path / "whole", train(tmp_path / "whole", epochs=2)[0])
+    assert fitted == list(gains)
+    for stage in list(gains)[1:]:
+        for epoch in (1, 2):  # within the attempt, and once it is through
+            run = tmp_path / f"{stage}, {epoch}"
+            with pytest.raises(Interrupted):
+                train(run, epochs=2, report=stopping_in(stage, epoch))
+            assert outcome(run, train(run, epochs=2)[0]) == whole, run.name
 
 
 @pytest.mark.parametrize("last_layer", ["point", "dropout"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -90,3 +91,23 @@ def test_turns_are_given_back_after_an_error() -> None:
     with pytest.raises(ZeroDivisionError), turns.alone():
         raise ZeroDivisionError
     assert turns._stepping == 0 and not turns._captured and not turns._turn.locked()
+
+
+@pytest.mark.parametrize("inside", [turns.turn, turns.alone])
+def test_an_error_in_the_turn_of_a_stepping_thread_leaves_nobody_waiting(inside: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "_stepping", 0)  # a wrong count would keep the tests after this one waiting
+    with pytest.raises(ZeroDivisionError), turns.turn(), turns.meanwhile(), inside():
+        raise ZeroDivisionError
+    assert turns._stepping == 0 and not turns._captured and not turns._turn.locked()
+    with turns.turn(), turns.meanwhile():  # caught within the steps, they go on
+        with pytest.raises(ZeroDivisionError), inside():
+            raise ZeroDivisionError
+        assert turns._stepping == 1
+    ended = threading.Event()
+
+    def another() -> None:
+        with turns.alone():
+            ended.set()
+
+    threading.Thread(target=another, daemon=True).start()
+    assert ended.wait(60)

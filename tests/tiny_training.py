@@ -46,13 +46,14 @@ def same(one: State, other: State) -> bool:
 
 
 class Watch:
-    """Notes with what each fit of a block starts: its stage, the block's weights, and the images it is trained on."""
+    """Notes with what each fit of a block starts: its stage, the block's weights, and the images it is trained on; and its last weights."""
 
     def __init__(self, patch: pytest.MonkeyPatch):
         self.stages: list[str] = []
         self.states: list[State] = []
         self.images: list[Tensor] = []
         self.rates: list[float] = []
+        self.ends: list[State] = []
         fit = Trainer.fit
 
         def noting_fit(trainer: Trainer, stage: str, *arguments: Any, **options: Any) -> None:
@@ -61,5 +62,6 @@ class Watch:
             self.images.append(trainer.objective.x.clone())
             fit(trainer, stage, *arguments, **options)
             self.rates.append(trainer.optimiser.param_groups[0]["lr"])
+            self.ends.append(state_of(trainer.objective.block))
 
         patch.setattr(Trainer, "fit", noting_fit)

@@ -37,13 +37,11 @@ def training_cost(model: str, seed: int = 0) -> Cost:
 
 def training_seconds(preset: Preset) -> float:
     """Blocks times epochs times images over images per second, of every stage of a preset."""
-    images, training = preset.train, preset.training
-    epochs = int(training.get("epochs", 20))
+    images, epochs, jointly = preset.train, preset.epochs("training"), preset.epochs("finetuning")
     if preset.kind == "primal-dual":
-        return int(preset.model.get("iterations", 10)) * epochs * images / UNROLLED_IMAGES_PER_SECOND
-    blocks, batch = int(preset.model.get("blocks", 10)), int(training.get("batch", 16))
+        return int(preset.argument("model", "iterations")) * epochs * images / UNROLLED_IMAGES_PER_SECOND
+    blocks, batch = int(preset.argument("model", "blocks")), int(preset.argument("training", "batch"))
     nearest = min(BLOCK_IMAGES_PER_SECOND, key=lambda known: abs(known - batch))
-    jointly = int((preset.finetuning or {}).get("epochs", 0))
     return blocks * images * (epochs / BLOCK_IMAGES_PER_SECOND[nearest] + jointly / UNROLLED_IMAGES_PER_SECOND)
 
 

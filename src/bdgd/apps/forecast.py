@@ -36,7 +36,7 @@ def memory_needed(preset: Preset, device: torch.device) -> float:
     """Bytes that training a cascade takes on the device at its peak, rather too many than too few."""
     geometry = preset.geometry
     pixels, rays = math.prod(geometry.image_size), geometry.views * geometry.detectors
-    images, batch = preset.train + preset.validation, int(preset.training.get("batch", 16))
+    images, batch = preset.train + preset.validation, int(preset.argument("training", "batch"))
     kept = 4.0 * images * (IMAGES * pixels + SINOGRAMS * rays)
     passing = 4.0 * pixels * max(STEP * min(batch, preset.train), PUSH * min(BATCH, preset.train))
     together = 4.0 * 3 * min(_TOGETHER, preset.train) * (pixels + rays)
@@ -110,12 +110,14 @@ class Pace:
 
     def total(self, preset: Preset) -> float:
         """Seconds for the whole training of a cascade."""
-        training, blocks = preset.training, int(preset.model.get("blocks", 10))
-        steps = int(training.get("epochs", 20)) * preset.train / min(int(training.get("batch", 16)), preset.train)
-        seconds = blocks * (steps * self.step + (preset.train + 2 * preset.validation) * self.push)
-        finetuning = preset.finetuning or {}
-        joint = int(finetuning.get("epochs", 0)) * preset.train / min(int(finetuning.get("batch", 16)), preset.train)
-        return seconds + joint * blocks * (self.step + 2 * self.push)
+        blocks = int(preset.argument("model", "blocks"))
+        seconds = _steps(preset, "training") * self.step + (preset.train + 2 * preset.validation) * self.push
+        return blocks * (seconds + _steps(preset, "finetuning") * (self.step + 2 * self.push))
+
+
+def _steps(preset: Preset, section: str) -> float:
+    """Steps of "training", for each block, or of "finetuning"; 0 where the preset has no such section."""
+    return preset.epochs(section) * preset.train / min(int(preset.argument(section, "batch")), preset.train)
 
 
 def rehearse(model: DeepGradientDescent, batch: int) -> Pace:

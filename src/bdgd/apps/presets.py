@@ -13,9 +13,11 @@ seed                  of the images, the noise, the weights and the training
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -24,7 +26,9 @@ from typing import Any
 from bdgd.checks import InputError, require_choice, require_count, require_number
 from bdgd.data import Correction, Mismatch, Noise, correction_from_dict, mismatch_from_dict, noise_from_dict
 from bdgd.data.formats.attributes import read_header
+from bdgd.models import DeepGradientDescent, LearnedPrimalDual
 from bdgd.operators import Geometry, ParallelBeam
+from bdgd.training import finetune_jointly, train_directly, train_greedily
 
 _DATA = ("train", "validation", "noise", "phantoms", "value_spread", "mismatch", "correction")
 _SCHEDULE = ("epochs", "batch", "learning_rate", "last_learning_rate")
@@ -39,6 +43,11 @@ _KEYS = {
         "model": ("kind", "iterations", "start", "value_scale"),
         "training": (*_SCHEDULE, "weight_decay"),
     },
+}
+#: what is called with the arguments in these sections; what a preset does not give has the default that it has there
+CALLED: dict[str, dict[str, Callable[..., Any]]] = {
+    "cascade": {"model": DeepGradientDescent, "training": train_greedily, "finetuning": finetune_jointly},
+    "primal-dual": {"model": LearnedPrimalDual, "training": train_directly},
 }
 
 
@@ -65,7 +74,16 @@ class Preset:
     @property
     def value_scale(self) -> float:
         """The image value that a phantom's 1 stands for."""
-        return float(self.model.get("value_scale", 1.0))
+        return float(self.argument("model", "value_scale"))
+
+    def argument(self, section: str, name: str) -> Any:
+        """What a section's function (`CALLED`) gets as its argument `name`: the preset's value, else the function's own default."""
+        given = getattr(self, section) or {}
+        return given[name] if name in given else inspect.signature(CALLED[self.kind][section]).parameters[name].default
+
+    def epochs(self, section: str) -> int:
+        """Epochs of "training", for a cascade those of each block, or of "finetuning"; 0 where the preset has no such section."""
+        return 0 if getattr(self, section) is None else int(self.argument(section, "epochs"))
 
 
 def preset_names() -> list[str]:

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 
 from bdgd.apps.options import make_folder
-from bdgd.apps.presets import Preset, parse_preset
+from bdgd.apps.presets import CALLED, Preset, parse_preset
 from bdgd.apps.provenance import provenance
 from bdgd.checks import InputError
 from bdgd.data import Scans, named_generator, phantom_images, simulate
-from bdgd.models import DeepGradientDescent, LearnedPrimalDual, Reconstructor, save
+from bdgd.models import Reconstructor, save
 from bdgd.operators import RayTransform
 from bdgd.storage import write_json, write_text
-from bdgd.training import History, finetune_jointly, train_directly, train_greedily
+from bdgd.training import History
 from bdgd.training.run import Report, rank
 
 
@@ -33,15 +33,15 @@ def make_scans(preset: Preset, A: RayTransform, which: str) -> Scans:
 
 def make_model(preset: Preset, A: RayTransform) -> Reconstructor:
     """The untrained model of a preset, with the correction of its scans."""
-    model = (LearnedPrimalDual if preset.kind == "primal-dual" else DeepGradientDescent)(A, **preset.model, seed=preset.seed)
+    model: Reconstructor = CALLED[preset.kind]["model"](A, **preset.model, seed=preset.seed)
     model.correction = preset.correction
     return model
 
 
 def epochs_of(preset: Preset) -> int:
     """Epochs of all stages of a preset, which is what the progress of a training is counted in."""
-    stages = int(preset.model.get("blocks", 10)) if preset.kind == "cascade" else 1
-    return stages * int(preset.training.get("epochs", 20)) + int((preset.finetuning or {}).get("epochs", 0))
+    stages = int(preset.argument("model", "blocks")) if preset.kind == "cascade" else 1
+    return stages * preset.epochs("training") + preset.epochs("finetuning")
 
 
 def train_preset(
@@ -110,14 +110,12 @@ def _train(
     """The stages of the preset, each in the run folder."""
     shared: dict[str, Any] = {"validation": validation, "resume": resume, "report": report}
 
-    def generator() -> torch.Generator:
-        return named_generator("training", preset.seed)
+    def stage(section: str, arguments: dict[str, Any], folder: Path) -> History:
+        generator = named_generator("training", preset.seed)
+        history: History = CALLED[preset.kind][section](model, train, **arguments, generator=generator, run=folder, **shared)
+        return history
 
-    if isinstance(model, LearnedPrimalDual):
-        histories = [train_directly(model, train, **preset.training, generator=generator(), run=run, **shared)]
-    else:
-        assert isinstance(model, DeepGradientDescent)
-        histories = [train_greedily(model, train, **preset.training, generator=generator(), run=run, **shared)]
-        if preset.finetuning is not None:
-            histories.append(finetune_jointly(model, train, **preset.finetuning, generator=generator(), run=run / "joint", **shared))
+    histories = [stage("training", preset.training, run)]
+    if preset.finetuning is not None:
+        histories.append(stage("finetuning", preset.finetuning, run / "joint"))
     return histories

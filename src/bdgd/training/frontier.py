@@ -54,21 +54,33 @@ class Frontier:
         """Mean PSNR."""
         return float(psnr(self.state.x, self.truth).mean())
 
-    def score(self, block: GradientBlock) -> Record:
-        """PSNR and NLL per pixel behind a block, of one draw per image; sets the noise level where the block does not train it."""
-        return score(self.state.x, self.truth, block.log_noise, estimated=not block.last.trains_noise_level)
+    def error(self) -> float:
+        """Root mean square error over all pixels of all images, in the unit that the network works in."""
+        return float(root_mean_square(self.state.x - self.truth))
+
+    def score(self, block: GradientBlock, *, estimated: bool = False) -> Record:
+        """PSNR and NLL per pixel behind a block, of one draw per image.
+
+        First sets the noise level to the error here, where the block does not train it, or in any case if `estimated`.
+        """
+        return score(self.state.x, self.truth, block.log_noise, estimated=estimated or not block.last.trains_noise_level)
 
 
 @torch.no_grad()
 def score(images: Tensor, truth: Tensor, log_noise: Tensor, *, estimated: bool) -> Record:
-    """PSNR and NLL per pixel of images (N, 1, H, W). estimated: first set the noise level, where it is not trained, to their error."""
+    """PSNR and NLL per pixel of images (N, 1, H, W). estimated: first set the noise level to their error."""
     if estimated:
-        log_noise.copy_(((images - truth) ** 2).mean().sqrt().log())
+        log_noise.copy_(root_mean_square(images - truth).log())
     return {
         "validation_psnr": float(psnr(images, truth).mean()),
         "validation_nll": float(-log_likelihood(images, truth, log_noise) / truth.numel()),
         "noise_level": float(log_noise.exp()),
     }
+
+
+def root_mean_square(errors: Tensor) -> Tensor:
+    """Over all pixels of all images (N, 1, H, W), a scalar."""
+    return (errors**2).mean().sqrt()
 
 
 def prepared(model: Reconstructor, scans: Scans) -> Scans:

@@ -53,7 +53,8 @@ def train_greedily(
     """Train every block of the model in turn, in place; PSNR and NLL per pixel on the validation scans after each block.
 
     initialise: "previous" starts each block from all weights of the block before it, "fresh" (the paper) from its own.
-    first_noise_level: sigma_k at the start of a block that starts from no other, where it is trained; exp(-3) unless given.
+    first_noise_level: sigma_k at the start of a block that starts from no other, where it is trained. Unless given, that is the root
+    mean square error of x_0 on the training scans for the first block, and exp(-3) for the others.
     revive: replace the channels of such a start that have died, see `GradientBlock.revive`.
     augment: show the training images flipped and turned in every way that the geometry cannot tell (`bdgd.operators.symmetries`).
     Where the last layer does not train a noise level, it is estimated on the validation scans (else on the training scans).
@@ -87,7 +88,7 @@ def train_greedily(
             trainee.load_state_dict(weights)
         else:
             if k == 0 or initialise == "fresh":
-                _start_afresh(trainee, block, first_noise_level)
+                _start_afresh(trainee, block, first_noise_level or (train.error() if k == 0 else None))
             elif revive:
                 trainee.revive(train.state.x[:BATCH], train.state.gradient[:BATCH], keyed_generator(seed, stage, "revive"))
             _fit_block(trainer, stage, folder, gained, LEAST_GAIN * gain if initialise == "previous" else -math.inf)
@@ -108,7 +109,7 @@ def _start_afresh(trainee: GradientBlock, block: GradientBlock, noise_level: flo
     It moves by no more than the learning rate per step, so a start that is far off is felt for long.
     """
     trainee.load_state_dict(block.state_dict())
-    if noise_level is not None and trainee.last.trains_noise_level:
+    if noise_level and trainee.last.trains_noise_level:  # images without any error give 0, which has no logarithm
         trainee.log_noise.detach().fill_(math.log(noise_level))
 
 
@@ -129,11 +130,17 @@ def _fit_block(trainer: Trainer, stage: str, folder: RunFolder | None, gained: C
     """Train one block; if it then gains less than `least` dB, train it again from the same start at half the learning rate.
 
     A learning rate that suits most blocks can cost one its active features: it then changes nothing, and so would all blocks
-    that start from it.
+    that start from it. Where no attempt gains enough, the one that gained most stands. A run folder has the progress of the attempt
+    under way only, so a resumed run repeats those before it, and knows their gains and weights again.
     """
-    start = copy.deepcopy(trainer.objective.state_dict())
+    objective, most = trainer.objective, -math.inf
+    start = best = copy.deepcopy(objective.state_dict())
     for attempt in range(ATTEMPTS):
-        trainer.objective.load_state_dict(start)
+        objective.load_state_dict(start)
         trainer.fit(stage if attempt == 0 else f"{stage}-again-{attempt}", folder, slower=0.5**attempt)
-        if gained() >= least:
+        gain = gained()
+        if gain >= least:
             return
+        if gain > most:
+            most, best = gain, copy.deepcopy(objective.state_dict())
+    objective.load_state_dict(best)

@@ -42,14 +42,16 @@ def turn() -> Iterator[None]:
     stepped = _here.steps
     if stepped:  # whoever is alone must not wait for a thread that waits for the turn
         _stand_still()
-    with _turn:
-        _here.has_turn, _here.steps = True, False
-        try:
-            yield
-        finally:
-            _here.has_turn, _here.steps = False, stepped
-    if stepped:
-        _go_on()
+    try:
+        with _turn:
+            _here.has_turn, _here.steps = True, False
+            try:
+                yield
+            finally:
+                _here.has_turn, _here.steps = False, stepped
+    finally:
+        if stepped:  # after an error too: `meanwhile` will count this thread out once more
+            _go_on()
 
 
 @contextmanager
