@@ -47,7 +47,7 @@ def test_a_pace_is_that_of_all_steps_and_of_all_images_pushed() -> None:
 
 def test_a_pace_counts_finetuning_with_the_epochs_and_batch_that_it_has_unless_given() -> None:
     joint = Pace(2.0, 0.5).total(parse_preset(TINY + "[finetuning]\n", "joint")) - Pace(2.0, 0.5).total(parse_preset(TINY, "tiny"))
-    assert joint == pytest.approx(2 * (10 * 24 / 16) * (2.0 + 2 * 0.5))  # 10 epochs of 24 images in batches of 16, through both blocks
+    assert joint == pytest.approx(2 * (10 * 24 / 16 * 2.0 + 10 * 24 * 2 * 0.5))  # 10 epochs of 24 images, batches of 16, two blocks
 
 
 def test_times_are_said_in_the_unit_that_fits() -> None:

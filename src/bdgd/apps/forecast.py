@@ -109,10 +109,11 @@ class Pace:
     push: float
 
     def total(self, preset: Preset) -> float:
-        """Seconds for the whole training of a cascade."""
+        """Seconds for the whole training of a cascade; joint fine-tuning goes through the operator forth and back."""
         blocks = int(preset.argument("model", "blocks"))
-        seconds = _steps(preset, "training") * self.step + (preset.train + 2 * preset.validation) * self.push
-        return blocks * (seconds + _steps(preset, "finetuning") * (self.step + 2 * self.push))
+        alone = _steps(preset, "training") * self.step + (preset.train + 2 * preset.validation) * self.push
+        jointly = _steps(preset, "finetuning") * self.step + 2 * preset.epochs("finetuning") * preset.train * self.push
+        return blocks * (alone + jointly)
 
 
 def _steps(preset: Preset, section: str) -> float:

@@ -155,7 +155,7 @@ def _look_ahead(out: Output, preset: Preset, device: torch.device) -> Callable[[
 
     def say(model: Reconstructor) -> None:
         if isinstance(model, DeepGradientDescent) and not dist.is_initialized():
-            seconds = rehearse(model, min(int(preset.training.get("batch", 16)), preset.train)).total(preset)
+            seconds = rehearse(model, min(int(preset.argument("training", "batch")), preset.train)).total(preset)
             out.note(f"{preset.name}: {memory}, about {in_words(seconds)}")
         else:
             out.note(f"{preset.name}: {memory}")

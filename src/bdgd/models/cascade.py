@@ -26,7 +26,7 @@ from bdgd.models.scale_head import joined_clues
 from bdgd.operators import LinearOperator
 
 Initial = Callable[[LinearOperator, Tensor], Tensor]
-#: Logarithm of the noise level that training starts from; it moves only about the learning rate per step, so it should start near.
+#: Logarithm of the noise level of a block that nothing is known of; it moves only about the learning rate per step of training.
 LOG_NOISE_INIT = -3.0
 #: A block's update is undone for an image whose data misfit it raises to more than this times the smallest so far. Misfits fall
 #: from block to block and then stay level within a few percent; where one grows, the image has left what the block was trained on.

@@ -121,7 +121,7 @@ def _push(model: DeepGradientDescent, block: GradientBlock, frontiers: dict[str,
 
 
 def _gain(judge: Frontier, model: DeepGradientDescent, block: GradientBlock, seed: int, stage: str) -> float:
-    """How many dB of mean PSNR the block gains on the images that are judged, with the draws that they will be pushed with."""
+    """How many dB of mean PSNR the block gains on the judged images; validation images have the draws that they will be pushed with."""
     images = judge.behind(model, block, keyed_generator(seed, stage, "validation")).x
     return float(psnr(images, judge.truth).mean()) - judge.quality()
 
