@@ -88,10 +88,10 @@ def test_blocks_stay_as_they_were_when_images_were_pushed_through(trained: Train
     train, held_out = Frontier.at_start(model, trained.train), Frontier.at_start(model, trained.validation)
     assert watch.stages == trained.history["stage"]
     for stage, block, images, quality in zip(watch.stages, model.blocks, watch.images, trained.history["validation_psnr"], strict=True):
-        assert torch.equal(train.state.x, images)
+        torch.testing.assert_close(train.state.x, images)  # convolutions round by where their weights lie
         train.move(train.behind(model, block, keyed_generator(0, stage, "push")))
         held_out.move(held_out.behind(model, block, keyed_generator(0, stage, "validation")))
-        assert held_out.quality() == quality
+        assert held_out.quality() == pytest.approx(quality, abs=1e-5)
 
 
 def test_the_run_folder_has_the_same_blocks_and_numbers(trained: Trained) -> None:

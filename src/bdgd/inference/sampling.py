@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bdgd.backends import fast_convolutions
 from bdgd.checks import InputError, require_choice, require_count, require_positive
 from bdgd.inference.moments import Moments
 from bdgd.inference.posterior import Origin, Posterior
@@ -163,13 +164,13 @@ def _draws(model: Reconstructor, y: Tensor, count: int, seed: int, mode: str, at
         yield [model.value_scale * torch.cat([model(part) for part in parts])]
         return
     starts = [model.begin(part) for part in parts]
-    with _precision(y, fast):  # all draws share the first block's input, so its features are computed once
+    with fast_convolutions(y.device, fast):  # all draws share the first block's input, so its features are computed once
         features = [model.blocks[0].features(state.x, state.gradient) for state in starts]
     together = CPU_DRAWS if on_cpu and model.random else max(1, min(count, FILL // starts[0].x.numel()))
     layers = [copy.deepcopy(block.last).cpu() for block in model.blocks[: at[-1]]]
     for first in range(0, count, together):
         numbers = range(first, first + together)
-        with _precision(y, fast):
+        with fast_convolutions(y.device, fast):
             updates = [
                 _Update(block, layer, k, seed, numbers, mode, starts[0].x)
                 for k, (block, layer) in enumerate(zip(model.blocks, layers, strict=False))
@@ -177,11 +178,6 @@ def _draws(model: Reconstructor, y: Tensor, count: int, seed: int, mode: str, at
             paths = [_path(model, *start, updates, at) for start in zip(parts, starts, features, strict=True)]
         for s in range(min(together, count - first)):  # x_0, where every update was undone, may be below 0
             yield [model.value_scale * torch.cat([path[k][s] for path in paths]).clamp(min=0) for k in range(len(at))]
-
-
-def _precision(y: Tensor, fast: bool) -> torch.autocast:
-    """bfloat16 convolutions where they are wanted; the operator and the moments keep their precision."""
-    return torch.autocast(y.device.type, torch.bfloat16, enabled=fast)
 
 
 def _path(

@@ -81,12 +81,16 @@ class GradientBlock(nn.Module):
         return self.activations(x, gradient)[-1]
 
     def activations(self, x: Tensor, gradient: Tensor) -> list[Tensor]:
-        """The outputs of the hidden layers, each (B, C, H, W)."""
+        """The outputs of the hidden layers, each (B, C, H, W).
+
+        Autocast leaves the first layers alone: an image with the 8 bits of bfloat16 has rounding in it that differs from draw to draw,
+        and would count as uncertainty.
+        """
         outputs = []
         for branch, signal in ((self.image_branch, x), (self.gradient_branch, gradient)):
-            for layer in branch:
-                signal = F.relu(layer(signal))
-                outputs.append(signal)
+            with torch.autocast(x.device.type, enabled=False):
+                outputs.append(F.relu(branch[0](signal)))
+            outputs.append(F.relu(branch[1](outputs[-1])))
         signal = torch.cat((outputs[1], outputs[3]), 1)
         for layer in self.merge:
             signal = F.relu(layer(signal))

@@ -71,12 +71,14 @@ class PointLayer(nn.Module):
         """Features (B, C, H, W) with weights (1, C, 3, 3) for all images, or (B, C, 3, 3) for each its own."""
         if fused.usable(features):
             return fused.convolve_to_one(features, weights) + self.bias
-        if len(weights) == 1:
-            return F.conv2d(features, weights, self.bias, padding=1)
-        taps = torch.einsum("bckl,bchw->bklhw", weights, F.pad(features, (1, 1, 1, 1)))
-        height, width = features.shape[-2:]
-        output = sum((taps[:, k, m, k : k + height, m : m + width] for k in range(3) for m in range(3)), start=self.bias)
-        return output[:, None]
+        with torch.autocast(features.device.type, enabled=False):  # the image that comes out has more than 8 bits
+            features = features.to(weights.dtype)
+            if len(weights) == 1:
+                return F.conv2d(features, weights, self.bias, padding=1)
+            taps = torch.einsum("bckl,bchw->bklhw", weights, F.pad(features, (1, 1, 1, 1)))
+            height, width = features.shape[-2:]
+            output = sum((taps[:, k, m, k : k + height, m : m + width] for k in range(3) for m in range(3)), start=self.bias)
+            return output[:, None]
 
 
 class GaussianLayer(PointLayer):
@@ -116,11 +118,10 @@ class MeanFieldLayer(GaussianLayer):
     def local_variance(self, features: Tensor) -> Tensor:
         """The squared features convolved with the variances."""
         variances = (2 * self.log_std).exp()
-        return (
-            fused.convolve_to_one(features, variances, squared=True)
-            if fused.usable(features)
-            else F.conv2d(features**2, variances, padding=1)
-        )
+        if fused.usable(features):
+            return fused.convolve_to_one(features, variances, squared=True)
+        with torch.autocast(features.device.type, enabled=False):
+            return F.conv2d(features.to(variances.dtype) ** 2, variances, padding=1)
 
     def draw(self, count: int, generator: torch.Generator) -> Tensor:
         normal = torch.randn(count, *self.weight.shape[1:], generator=generator, device=generator.device).to(self.weight)

@@ -73,8 +73,7 @@ class Trainer:
         if self.batch % self.ranks:
             raise InputError(f"the batch of {self.batch} cannot be shared by {self.ranks} processes; make it a multiple")
         self.device = next(objective.parameters()).device
-        if self.device.type == "cuda":
-            objective.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # what its convolutions are fastest with
+        objective.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # what its convolutions are fastest with
         self.optimiser = adam(
             objective, learning_rate=schedule.learning_rate, weight_decay=schedule.weight_decay, second_moment=schedule.second_moment
         )

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from bdgd.backends import fast_convolutions
 from bdgd.data import Scans
 from bdgd.models import DeepGradientDescent, GradientBlock, LearnedPrimalDual
 from bdgd.operators import Symmetry
@@ -80,7 +81,7 @@ class BlockObjective(Objective):
                 shown.copy_(symmetry(original))
 
     def forward(self, index: Tensor, noise: list[Tensor]) -> Tensor:
-        with _autocast(self.truth):
+        with fast_convolutions(self.truth.device):
             mean = self.block(self.x[index], self.gradient[index], noise[0])
         loss = negative_elbo(mean.float(), self.truth[index], _noise_level(self.block), self.block.last.kl(), self.images, self.kl_weight)
         return loss / self.truth.numel()
@@ -100,7 +101,7 @@ class CascadeObjective(Objective):
         self.start, self.sinograms, self.truth = start, scans.sinograms, scans.images
 
     def forward(self, index: Tensor, noise: list[Tensor]) -> Tensor:
-        with _autocast(self.truth):
+        with fast_convolutions(self.truth.device):
             mean = self.model(self.sinograms[index], self.start[index], noise)
         blocks = self.model.blocks
         kl = torch.stack([block.last.kl() for block in blocks]).sum()
@@ -122,7 +123,7 @@ class DirectObjective(Objective):
         self.start, self.sinograms, self.truth = start, scans.sinograms, scans.images
 
     def forward(self, index: Tensor, noise: list[Tensor]) -> Tensor:
-        with _autocast(self.truth):
+        with fast_convolutions(self.truth.device):
             mean = self.model(self.sinograms[index], self.start[index])
         return 0.5 * ((mean.float() - self.truth[index]) ** 2).mean()
 
@@ -130,8 +131,3 @@ class DirectObjective(Objective):
 def _noise_level(block: GradientBlock) -> Tensor:
     """log sigma_k where it is trained, else 0: with sigma fixed at 1 the likelihood is the squared error."""
     return block.log_noise if block.last.trains_noise_level else block.log_noise.new_zeros(())
-
-
-def _autocast(like: Tensor) -> torch.autocast:
-    """bfloat16 convolutions on a GPU, where they are faster; the operator and the loss stay in float32."""
-    return torch.autocast(like.device.type, torch.bfloat16, enabled=like.is_cuda)

@@ -1,0 +1,139 @@
+"""bfloat16 inside the blocks, where it is faster: the image and what the draws say of it must not notice."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from bdgd import backends
+from bdgd.apps.memory import keep_freed_memory
+from bdgd.backends import fast_convolutions
+from bdgd.data import GaussianNoise, random_ellipses, simulate
+from bdgd.inference import Moments
+from bdgd.models import DeepGradientDescent, GradientBlock, load
+from bdgd.operators import ParallelBeam, RayTransform
+from bdgd.training import train_greedily
+from bdgd.training.frontier import Frontier
+from bdgd.training.objective import BlockObjective
+
+
+@pytest.fixture
+def bfloat16(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """Training as on a CPU with instructions for bfloat16, until it is called with False; a CPU without them emulates it."""
+
+    def use(fast: bool) -> None:
+        monkeypatch.setattr(backends, "prefers_bfloat16", lambda device: fast)
+
+    use(True)
+    return use
+
+
+def block_and_data(kind: str, generator: torch.Generator) -> tuple[GradientBlock, tuple[Tensor, Tensor, Tensor]]:
+    A = RayTransform(ParallelBeam.sparse(image_size=32, views=9))
+    x = random_ellipses(4, 32, generator=generator)
+    state = DeepGradientDescent(A, 1).begin(simulate(A, x, GaussianNoise(0.01), generator=generator).sinograms)
+    block = GradientBlock(kind)
+    block.reset(generator)
+    return block, (state.x, state.gradient, x)
+
+
+def test_bfloat16_is_for_devices_that_prefer_it_and_where_it_is_wanted(bfloat16: Callable[[bool], None]) -> None:
+    for preferred, wanted in ((True, True), (True, False), (False, True)):
+        bfloat16(preferred)
+        with fast_convolutions(torch.device("cpu"), wanted):
+            assert torch.is_autocast_enabled("cpu") == (preferred and wanted)
+
+
+@pytest.mark.parametrize(
+    "answers", [{}, {"_is_avx512_bf16_supported": True}, {"_is_amx_tile_supported": True, "_is_avx512_bf16_supported": False}]
+)
+def test_a_cpu_is_asked_for_either_kind_of_instruction(answers: dict[str, bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
+        monkeypatch.delattr(torch.cpu, name, raising=False)  # as in a PyTorch that does not know
+        if name in answers:
+            monkeypatch.setattr(torch.cpu, name, lambda answer=answers[name]: answer, raising=False)
+    assert backends._cpu_has_bfloat16.__wrapped__() == any(answers.values())
+
+
+@pytest.mark.parametrize("kind", ["point", "mean_field", "dropout", "full_covariance"])
+def test_the_loss_and_its_gradients_are_those_of_float32_to_three_digits(
+    kind: str, generator: torch.Generator, bfloat16: Callable[[bool], None]
+) -> None:
+    block, data = block_and_data(kind, generator)
+    objective = BlockObjective(block, *data, 1.0, [])
+    index, noise = torch.arange(4), objective.draw_noise(4, generator)
+
+    def loss_and_gradients() -> tuple[Tensor, list[Tensor]]:
+        loss = objective(index, noise)
+        return loss.detach(), list(torch.autograd.grad(loss, list(objective.parameters())))
+
+    fast, fast_gradients = loss_and_gradients()
+    bfloat16(False)
+    exact, gradients = loss_and_gradients()
+    assert fast.dtype == torch.float32 and fast != exact  # it was in use
+    torch.testing.assert_close(fast, exact, rtol=2e-3, atol=1e-3)
+    for found, expected in zip(fast_gradients, gradients, strict=True):
+        assert found.dtype == torch.float32
+        assert (found - expected).norm() <= 0.03 * expected.norm()
+
+
+def test_an_image_and_what_a_block_makes_of_it_are_never_rounded_to_eight_bits(
+    generator: torch.Generator, bfloat16: Callable[[bool], None]
+) -> None:
+    block, (x, gradient, _) = block_and_data("mean_field", generator)
+    with fast_convolutions(x.device):
+        first, second, *_, last = block.activations(x, gradient)
+        update = block.last.convolve(last, block.last.weight)
+        spread = block.last.local_variance(last)  # type: ignore[operator]
+    assert [t.dtype for t in (first, second, last)] == [torch.float32, torch.bfloat16, torch.bfloat16]
+    assert update.dtype == spread.dtype == torch.float32
+    torch.testing.assert_close(update, torch.nn.functional.conv2d(last.float(), block.last.weight, block.last.bias, padding=1))
+
+
+def test_rounding_is_small_beside_what_the_weights_leave_open(bfloat16: Callable[[bool], None]) -> None:
+    """The spread of draws through a trained cascade, as training pushes images: rounding the image itself would more than double it."""
+    model = load("sparse30-mfvi")
+    A, generator = model.A, torch.Generator().manual_seed(1)
+    x = random_ellipses(1, 128, generator=generator)
+    scans = simulate(A, x, GaussianNoise(0.01), generator=generator)
+
+    def spread() -> float:
+        moments = Moments()
+        for seed in range(6):
+            frontier, drawn = Frontier.at_start(model, scans), torch.Generator().manual_seed(seed)  # type: ignore[arg-type]
+            for block in model.blocks:  # type: ignore[union-attr]
+                frontier.move(frontier.behind(model, block, drawn))  # type: ignore[arg-type]
+            moments.add(frontier.state.x)
+        return float(moments.variance().mean().sqrt())
+
+    fast = spread()
+    bfloat16(False)
+    assert fast == pytest.approx(spread(), rel=0.15)
+
+
+def test_training_in_bfloat16_gives_as_good_a_cascade(generator: torch.Generator, bfloat16: Callable[[bool], None]) -> None:
+    A = RayTransform(ParallelBeam.sparse(image_size=24, views=8))
+    scans = simulate(A, random_ellipses(24, 24, generator=generator), GaussianNoise(0.01), generator=generator)
+    found = []
+    for fast in (True, False):
+        bfloat16(fast)
+        model = DeepGradientDescent(A, 2)
+        history = train_greedily(model, scans, epochs=8, batch=4, learning_rate=2e-3, generator=torch.Generator().manual_seed(0))
+        found.append(history.stages[-1]["validation_psnr"])
+    assert found[0] == pytest.approx(found[1], abs=0.3)
+
+
+def test_freed_memory_is_kept_in_a_process_of_its_own() -> None:
+    """Asked for in this process it would hold for all tests after it."""
+    code = "from bdgd.apps.memory import keep_freed_memory; import sys; sys.exit(0 if keep_freed_memory() in (True, False) else 1)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
+
+
+def test_a_c_library_without_it_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ctypes.CDLL", lambda name: object())
+    assert keep_freed_memory() is False
