@@ -232,5 +232,6 @@ def test_one_command_trains_measures_keeps_and_fills_the_page(tiny: Path) -> Non
 
 
 def test_images_are_for_this_table_alone(tiny: Path) -> None:
-    done = bdgd("table1", "--images", 5)
-    assert done.exit_code == 2 and "--images" in done.output
+    for option in ("--images", "--draws"):
+        done = bdgd("table1", option, 5)
+        assert done.exit_code == 2 and f"{option} is for" in " ".join(done.output.split())

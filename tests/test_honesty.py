@@ -19,13 +19,12 @@ from bdgd.apps.short_trainings import preset_of
 from bdgd.checks import InputError
 from bdgd.evaluation import Effort, honesty_table, table_scans
 from bdgd.evaluation import honesty as cases
-from bdgd.evaluation.epistemic import POINT, ROWS, Training, posterior_function
-from bdgd.evaluation.honesty import CANDIDATES, CASES, CHOICES, GRADIENT_SCALE, OURS, RELEASED_KL, Case, Choice, Variant
+from bdgd.evaluation.epistemic import ROWS, posterior_function
+from bdgd.evaluation.honesty import CASES, CHOICES, GRADIENT_SCALE, OURS, RELEASED_KL, Case, Choice, Variant
 from bdgd.evaluation.honesty_scores import measure_case
 from bdgd.evaluation.honesty_table import markdown
-from bdgd.evaluation.selection import Selection, families, optimism, pool_scans, quality_by_block, selection_scores
-from bdgd.inference import reconstruct
-from bdgd.metrics import psnr
+from bdgd.evaluation.selection import METHODS, SEEDS_OF, families, optimism, own_trainings, selection_scores
+from bdgd.evaluation.tables import write_cell
 from bdgd.operators import ParallelBeam, RayTransform
 
 PAGE = "before\n<!-- honesty -->\n*Not measured yet.*\n<!-- /honesty -->\nafter\n"
@@ -39,14 +38,14 @@ def test_every_choice_is_between_cases_that_are_there() -> None:
     keys = [case.key for case in CASES]
     assert len(set(keys)) == len(keys)
     assert {key for choice in CHOICES for pair in choice.cases for key in pair} == set(keys)
-    assert len({training.name for training in CANDIDATES}) == len(CANDIDATES)
+    trainings = {case.training for case in CASES}
+    assert len({training.name for training in trainings}) == len(trainings) == 7
 
 
 def test_trainings_are_shared_with_epistemic_and_few_are_added() -> None:
-    shared = {training for row in ROWS for training in row.trainings}
-    assert {OURS, RELEASED_KL, POINT} < shared <= set(CANDIDATES)
+    trainings, others = {case.training for case in CASES}, {training for row in ROWS for training in row.trainings}
+    assert trainings & others == {OURS, RELEASED_KL} and all(isinstance(training, Variant) for training in trainings - others)
     assert preset_of(OURS).name == "epistemic-mean-field-kl1-seed0"  # the same run folder
-    assert sum(isinstance(training, Variant) for training in CANDIDATES) == len(CANDIDATES) - len(shared) == 5
 
 
 def test_a_variant_changes_what_it_says_alone() -> None:
@@ -151,32 +150,49 @@ def test_optimism_of_equal_candidates_is_the_expected_maximum(generator: torch.G
         assert found.spread == pytest.approx(math.sqrt(10 / images), rel=0.15)
 
 
-def test_families_are_blocks_seeds_and_recipes() -> None:
-    quality = {training: torch.full((3, 31), float(n)) for n, training in enumerate(CANDIDATES)}
-    quality[OURS] = torch.arange(3.0)[:, None].expand(3, 31)
-    found = families(quality)
-    assert {name: len(values) for name, values in found.items()} == {
-        "the number of blocks": 3,
-        "the seed": 5,
-        "the recipe": len(CANDIDATES) - 4,
-        "recipe, seed and blocks": 3 * len(CANDIDATES),
+def entry(seed: int, trained: int | None, psnr: list[float]) -> dict[str, Any]:
+    """What a table keeps of one seed; trained: the seed of the training, of a method that has one."""
+    recipe = {} if trained is None else {"trained": {"seed": trained}}
+    return {"recipe": recipe, "psnr": psnr, "provenance": {"seed": seed, "hardware": "a machine", "commit": "c0ffee" * 4}}
+
+
+def test_candidates_are_trainings_and_not_seeds_of_noise() -> None:
+    cell = [entry(0, 0, [1.0]), entry(1, 0, [2.0]), entry(2, 2, [3.0]), entry(3, None, [4.0])]
+    assert [each["psnr"] for each in own_trainings(cell)] == [[1.0], [3.0]]
+
+
+def test_families_are_seeds_methods_and_both(generator: torch.Generator) -> None:
+    images = 30
+
+    def cell(seeds: int) -> list[dict[str, Any]]:
+        return [entry(seed, seed, [*torch.randn(images, generator=generator).tolist(), 40.0 + seed]) for seed in range(seeds)]
+
+    cells = {METHODS[0]: cell(5), METHODS[1]: cell(2), METHODS[2]: [], "sparse30-lpd": cell(3)}
+    assert METHODS[0] == SEEDS_OF
+    gains = {model: {"psnr": torch.randn(300, generator=generator).tolist()} for model in (*METHODS, "sparse30-best")}
+    found = families(cells, gains)
+    assert {name: tuple(values.shape) for name, values in found.items()} == {
+        "the seed": (5, images),
+        "the method": (3, 300),
+        "method and seed": (7, images),
     }
-    scores = selection_scores(quality, Selection(pool=30, sizes=(2, 10), draws=1))
-    assert [each["sets"] for each in scores["families"]["the seed"]] == [15, 3] and scores["seeds"]["trainings"] == 5
-    expected = torch.tensor([float(n) for n, training in enumerate(CANDIDATES) if training.last_layer == "point"]).std()
-    assert scores["seeds"]["psnr_std"] == pytest.approx(float(expected)) == scores["seeds"]["shepp_logan_std"]
-    assert Selection.of(Effort()) == Selection(1000, (10, 100), 10)
-    assert Selection.of(Effort(ellipses=1, draws=2)) == Selection(30, (1, 10), 2)  # never fewer sets than are compared
+    assert found["the seed"][1].tolist() == cells[METHODS[0]][1]["psnr"][:-1]
+    scores = selection_scores(cells, gains)
+    assert [each["sets"] for each in scores["families"]["the seed"]] == [3]  # of ten; there are no hundred images
+    assert [(each["images"], each["sets"]) for each in scores["families"]["the method"]] == [(10, 30), (100, 3)]
+    assert scores["seeds"]["trainings"] == 5 and scores["seeds"]["shepp_logan_std"] == pytest.approx(math.sqrt(2.5))
+    expected = torch.stack([values.mean() for values in found["the seed"]]).std()
+    assert scores["seeds"]["psnr_std"] == pytest.approx(float(expected))
+    assert selection_scores({}, {}) == {"families": {}, "seeds": None}  # nothing is kept yet
 
 
-def test_quality_by_block_is_the_psnr_of_each_block() -> None:
-    A = RayTransform(ParallelBeam.sparse(image_size=16, views=5))
-    model, scans = small_model("point", A), pool_scans(A, 7)
-    quality = quality_by_block(model, scans, 3)  # type: ignore[arg-type]
-    assert quality.shape == (len(model.blocks), 8) and scans.images is not None  # type: ignore[arg-type]
-    for block in range(1, len(model.blocks) + 1):  # type: ignore[arg-type]
-        expected = psnr(reconstruct(model, scans.sinograms, blocks=block).mean, scans.images)
-        torch.testing.assert_close(quality[block - 1], expected)
+def test_draws_in_bfloat16_are_of_the_same_model(generator: torch.Generator) -> None:
+    """Not as exact, and not far off: the image is not rounded, only what is computed inside the blocks."""
+    A = RayTransform(ParallelBeam.sparse(image_size=64, views=6))
+    model, effort = small_model("mean_field", A), Effort(ellipses=2, draws=4, claim_images=1)
+    exact, rounded = (measure_case(posterior_function([model], "weights", 4, precision=p), A, effort) for p in ("float32", "bfloat16"))
+    assert rounded != exact and rounded.psnr == pytest.approx(exact.psnr, abs=0.05)
+    assert rounded.epistemic_std == pytest.approx(exact.epistemic_std, rel=0.05)
 
 
 # The table ---------------------------------------------------------------------------------------------------------------
@@ -187,7 +203,7 @@ def result(**scores: float | None) -> dict[str, Any]:
     return {
         "scores": {"psnr": 40.0, "worst_psnr": 30.0, "shepp_logan_psnr": 45.0, "draws": 3, **spreads, **scores},
         "training_images": 6,
-        "effort": {"ellipses": 2},
+        "effort": {"ellipses": 2, "draws": 3},
         "provenance": {"hardware": "a machine", "commit": "c0ffee" * 4},
     }
 
@@ -210,7 +226,7 @@ def test_effects_are_differences_and_factors() -> None:
 
 @pytest.fixture
 def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two blocks, one epoch, six training images, two test images; two cases, a third that diverges, two seeds."""
+    """Two blocks, one epoch, six training images, two test images; three cases and a fourth that diverges; a table of two seeds."""
     (tmp_path / "tiny.toml").write_text(TINY)
     (tmp_path / "page.md").write_text(PAGE)
     fresh = Variant("mean_field", label="fresh", also=(("training", "initialise", "fresh"),))
@@ -221,7 +237,8 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, value in {"PRESET": "tiny.toml", "BLOCKS": 2, "SCHEDULE": {"epochs": 1, "batch": 4, "learning_rate": 2e-3}}.items():
         monkeypatch.setattr(short_trainings, name, value)
     monkeypatch.setattr(honesty, "CASES", few)
-    monkeypatch.setattr(honesty, "CANDIDATES", (OURS, fresh, lost, POINT, Training("point", seed=1)))
+    values = [[float(n + seed * (n % 3)) for n in range(31)] for seed in range(2)]
+    write_cell(tmp_path / "results", "sparse30", SEEDS_OF, [entry(seed, seed, values[seed]) for seed in range(2)])
     monkeypatch.setattr(honesty, "markdown", lambda *results: honesty_table.markdown(*results, few, choices))
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -230,15 +247,13 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_one_command_trains_measures_keeps_and_fills_the_page(tiny: Path) -> None:
     done = bdgd("honesty", "--runs", "trained", "--page", "page.md")
     assert done.exit_code == 0, done.output
-    assert "training 5 models into trained" in " ".join(done.output.split())  # said before
+    assert "training 3 models into trained" in " ".join(done.output.split())  # said before
     whole = json.loads((tiny / "results/honesty.json").read_text())
     assert set(whole["cases"]) == {"ours", "pixels", "fresh", "lost"} and whole["provenance"]["hardware"]
     assert whole["provenance"]["seed"] == 0 and "commit" in whole["provenance"]
     assert all(whole["cases"]["ours"]["seconds"][what] >= 0 for what in ("training", "measuring"))
     assert whole["cases"]["lost"]["scores"] is None and whole["cases"]["ours"]["weights"] == whole["cases"]["pixels"]["weights"]
-    chosen = whole["selection"]["scores"]
-    assert len(chosen["families"]["the number of blocks"]) == 2 and chosen["seeds"]["trainings"] == 2
-    assert len(chosen["psnr_by_block"]["honesty-fresh-seed0"]) == 2
+    assert [each["sets"] for each in whole["selection"]["families"]["the seed"]] == [3] and whole["selection"]["seeds"]["trainings"] == 2
     table = (tiny / "results/honesty.md").read_text().strip()
     assert (tiny / "page.md").read_text() == PAGE.replace("*Not measured yet.*", table)
     assert "diverged in training" in table and "The yardstick" in table and "| validation set |" in table
@@ -253,6 +268,9 @@ def test_one_command_trains_measures_keeps_and_fills_the_page(tiny: Path) -> Non
     assert changed - {"trained/honesty-lost-seed0/environment.json"} == {"results/honesty/pixels.json", "results/honesty.json"}
     again = json.loads((tiny / "results/honesty.json").read_text())
     assert again["cases"]["pixels"]["scores"] == whole["cases"]["pixels"]["scores"] and again["selection"] == whole["selection"]
+    fewer = bdgd("honesty", "--runs", "trained", "--draws", 2)  # other draws are another result
+    assert fewer.exit_code == 0 and json.loads((tiny / "results/honesty.json").read_text())["cases"]["ours"]["scores"]["draws"] == 2
+    assert bdgd("honesty", "--runs", "trained").exit_code == 0
 
     # Where the models are gone, what was measured stands, and nothing is trained to say it again; a changed recipe is another thing.
     gone = bdgd("honesty", "--runs", "nowhere", "--page", "page.md")

@@ -8,9 +8,9 @@ from importlib.util import find_spec
 import torch
 
 
-def fast_convolutions(device: torch.device, wanted: bool = True) -> torch.autocast:
-    """bfloat16 inside the blocks where they are computed faster so; operator, image, loss and moments keep their precision."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=wanted and prefers_bfloat16(device))
+def fast_convolutions(device: torch.device) -> torch.autocast:
+    """bfloat16 inside the blocks where that is faster; the operator, the image and the loss keep their precision."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=prefers_bfloat16(device))
 
 
 def prefers_bfloat16(device: torch.device) -> bool:

@@ -22,8 +22,7 @@ Cell = dict[str, Any]
 
 def make_gains(job: Reproduction, page: Path | None = None) -> None:
     """Measure the models that were not measured with these weights before; keep every value in gains.json, and write gains.md."""
-    path = job.folder / "gains.json"
-    kept, shown = read_kept(path, "the gains of models", _cells, dict[str, Cell]()), dict[str, Cell]()
+    path, kept, shown = _path(job.folder), read_gains(job.folder), dict[str, Cell]()
     for name in scored_models():
         model = load(name, device=job.device)
         identity = {"weights": model.fingerprint(), "effort": asdict(job.effort)}
@@ -37,6 +36,15 @@ def make_gains(job: Reproduction, page: Path | None = None) -> None:
     words = "*The first images of the test set; a model's image is the mean of its draws.*"
     text = noted(job.effort.note(), gains_table(shown), f"{words}\n{origins(shown.values())}")
     job.publish("gains", text, page)
+
+
+def read_gains(folder: Path) -> dict[str, Cell]:
+    """What was measured before, by model; empty where nothing was."""
+    return read_kept(_path(folder), "the gains of models", _cells, dict[str, Cell]())
+
+
+def _path(folder: Path) -> Path:
+    return folder / "gains.json"
 
 
 def _measured(job: Reproduction, name: str, A: RayTransform) -> Cell:

@@ -6,18 +6,18 @@ import time
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
+from bdgd.apps.gains import read_gains
 from bdgd.apps.options import make_folder
 from bdgd.apps.presets import Preset
 from bdgd.apps.reproduction import Reproduction
 from bdgd.apps.short_trainings import identity_of, kept, measured_before, origin, preset_of, tell_cost, trained, write_results
 from bdgd.checks import Diverged
-from bdgd.evaluation.epistemic import POINT, Training, posterior_function
-from bdgd.evaluation.honesty import CANDIDATES, CASES, Case
+from bdgd.evaluation.epistemic import POINT, SETTING, Training, posterior_function
+from bdgd.evaluation.honesty import CASES, Case
 from bdgd.evaluation.honesty_scores import measure_case
 from bdgd.evaluation.honesty_table import markdown
-from bdgd.evaluation.selection import Selection, pool_scans, quality_by_block, selection_scores
+from bdgd.evaluation.selection import METHODS, selection_scores
+from bdgd.evaluation.tables import read_cell
 from bdgd.models import DeepGradientDescent
 from bdgd.operators import RayTransform
 from bdgd.storage import write_json
@@ -26,21 +26,23 @@ from bdgd.storage import write_json
 def make_honesty(job: Reproduction, page: Path | None = None, images: int | None = None) -> None:
     """Case by case: train what is missing, measure what is not there, write honesty.json and honesty.md; fill the page at the end.
 
-    The trainings of `bdgd reproduce epistemic` in the same RUNS are used. images: training images instead of the preset's.
+    The trainings of `bdgd reproduce epistemic` in the same RUNS are used; what choosing on the test set buys, and how far trainings
+    differ by luck, comes from the table and the gains that are kept in the same folder. images: training images instead of the preset's.
     """
-    presets = {training: preset_of(training, images) for training in CANDIDATES}
     data = preset_of(POINT, images)
-    needed = {case: presets[case.training] for case in CASES}
+    needed = {case: preset_of(case.training, images) for case in CASES}
     before = {case: measured_before(job, _path(job, case.key), case, preset, [preset]) for case, preset in needed.items()}
-    selected = measured_before(job, _path(job, "selection"), Selection.of(job.effort), data, presets.values())
-    missing = presets.values() if selected is None else [needed[case] for case in CASES if before[case] is None]
-    tell_cost(job, "honesty", {preset.name: preset for preset in missing}.values())
-    models = _Models(job, presets, data)
+    tell_cost(job, "honesty", {preset.name: preset for case, preset in needed.items() if before[case] is None}.values())
+    selection = _selection(job)
+    models: dict[Training, DeepGradientDescent | None] = {}
     cases: dict[str, dict[str, Any]] = {}
-    for case in CASES:
-        cases[case.key] = before[case] or _measured(job, case, models.get(case.training), needed[case])
-        _write(job, cases, None)  # so that what is there can be read however the run ends
-    text = _write(job, cases, selected or _selected(job, {training: models.get(training) for training in CANDIDATES}, data))
+    text = ""
+    for case, preset in needed.items():
+        if before[case] is None and case.training not in models:
+            models[case.training] = _trained(job, preset, data)
+        cases[case.key] = before[case] or _measured(job, case, models[case.training], preset)
+        text = markdown(cases, selection, job.effort.note())
+        write_results(job, "honesty", {"cases": cases, "selection": selection}, text)
     job.publish("honesty", text, page)
 
 
@@ -48,27 +50,13 @@ def _path(job: Reproduction, key: str) -> Path:
     return make_folder(job.folder / "honesty") / f"{key}.json"
 
 
-class _Models:
-    """The models by training, each made or read once; None for one whose training diverged."""
-
-    def __init__(self, job: Reproduction, presets: dict[Training, Preset], data: Preset):
-        self.job, self.presets, self.data = job, presets, data
-        self.made: dict[Training, DeepGradientDescent | None] = {}
-
-    def get(self, training: Training) -> DeepGradientDescent | None:
-        if training not in self.made:
-            try:
-                self.made[training] = trained(self.job, self.presets[training], self.data)
-            except Diverged as error:  # a result too
-                self.job.out.note(f"honesty: {training.name}: {error}")
-                self.made[training] = None
-        return self.made[training]
-
-
-def _write(job: Reproduction, cases: dict[str, dict[str, Any]], selection: dict[str, Any] | None) -> str:
-    text = markdown(cases, selection, job.effort.note())
-    write_results(job, "honesty", {"cases": cases, "selection": selection}, text)
-    return text
+def _trained(job: Reproduction, preset: Preset, data: Preset) -> DeepGradientDescent | None:
+    """The model of a preset; None where its training diverged, which is a result too."""
+    try:
+        return trained(job, preset, data)
+    except Diverged as error:
+        job.out.note(f"honesty: {preset.name}: {error}")
+        return None
 
 
 def _measured(job: Reproduction, case: Case, model: DeepGradientDescent | None, preset: Preset) -> dict[str, Any]:
@@ -82,7 +70,8 @@ def _measured(job: Reproduction, case: Case, model: DeepGradientDescent | None, 
     if model is not None:
         with job.out.waiting(f"honesty: {case.name}"):
             A = RayTransform(preset.geometry, job.device)
-            scores = measure_case(posterior_function([model], case.draw, job.effort.draws), A, job.effort)
+            posterior_of = posterior_function([model], case.draw, job.effort.draws, precision=case.precision)
+            scores = measure_case(posterior_of, A, job.effort)
         job.out.note(f"honesty: {case.name}: {scores.psnr:.2f} dB, epistemic std {scores.epistemic_std:.2g}, error {scores.error:.2g}")
     seconds = {"training": model.provenance["seconds"] if model else None, "measuring": round(time.perf_counter() - start, 1)}
     result = {**identity, "scores": scores.to_dict() if scores else None, "seconds": seconds, **origin(job)}
@@ -90,22 +79,12 @@ def _measured(job: Reproduction, case: Case, model: DeepGradientDescent | None, 
     return result
 
 
-def _selected(job: Reproduction, models: dict[Training, DeepGradientDescent | None], data: Preset) -> dict[str, Any]:
-    """What choosing on test images buys, from its file or measured."""
-    path, selection = _path(job, "selection"), Selection.of(job.effort)
-    there = {training: model for training, model in models.items() if model is not None}
-    identity = identity_of(job, selection, there.values(), data)
-    if (found := kept(path, identity)) is not None:
-        job.out.note(f"honesty: {path} is there already")
-        return found
-    start, quality = time.perf_counter(), dict[Training, Tensor]()
-    scans = pool_scans(RayTransform(data.geometry, job.device), selection.pool)
-    with job.out.progress("honesty: choosing on the test set", len(there)) as step:
-        for training, model in there.items():
-            quality[training] = quality_by_block(model, scans, selection.draws)
-            step(1, f"{training.name} {float(quality[training][-1, :-1].mean()):.2f} dB")
-    means = {training.name: [round(float(value), 3) for value in values[:, :-1].mean(1)] for training, values in quality.items()}
-    scores = {**selection_scores(quality, selection), "psnr_by_block": means}
-    result = {**identity, "scores": scores, "seconds": round(time.perf_counter() - start, 1), **origin(job)}
-    write_json(path, result)
-    return result
+def _selection(job: Reproduction) -> dict[str, Any] | None:
+    """What choosing on test images buys, from the results that are kept; None where there are too few. origins: where those come from."""
+    cells = {method: read_cell(job.folder, SETTING, method) for method in METHODS}
+    gains = {model: cell for model, cell in read_gains(job.folder).items() if model in METHODS}
+    scores = selection_scores(cells, gains)
+    if not scores["families"]:
+        return None
+    sources = [*(entry for cell in cells.values() for entry in cell), *gains.values()]
+    return {**scores, "origins": [{"provenance": source["provenance"]} for source in sources]}

@@ -21,7 +21,7 @@ from bdgd.evaluation.strata import object_pixels
 from bdgd.evaluation.subjects import text_pictures
 from bdgd.evaluation.timing import seconds_of
 from bdgd.evaluation.uncertainty import score_uncertainty
-from bdgd.inference import Posterior, reconstruct, reconstruct_ensemble
+from bdgd.inference import Posterior, reconstruct_and_keep, reconstruct_ensemble
 from bdgd.metrics import auroc
 from bdgd.models import Reconstructor
 from bdgd.operators import RayTransform
@@ -116,14 +116,14 @@ class EpistemicScores:
         return asdict(self)
 
 
-def posterior_function(models: Sequence[Reconstructor], draw: str, draws: int, seed: int = 0) -> PosteriorFunction:
+def posterior_function(models: Sequence[Reconstructor], draw: str, draws: int, seed: int = 0, precision: str = "auto") -> PosteriorFunction:
     """From sinograms to the posterior of one model, or of several as an ensemble; the same draws for every batch."""
 
     def posterior(y: Tensor) -> Posterior:
         generator = named_generator("draws", seed)
         if len(models) == 1:
-            return reconstruct(models[0], y, draws, generator=generator, draw=draw)
-        return reconstruct_ensemble(models, y, max(draws, len(models)), generator=generator, draw=draw)
+            return reconstruct_and_keep(models[0], y, draws, generator=generator, draw=draw, precision=precision)
+        return reconstruct_ensemble(models, y, max(draws, len(models)), generator=generator, draw=draw, precision=precision)
 
     return posterior
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from bdgd.evaluation.epistemic import ROWS, Training
+from bdgd.evaluation.epistemic import Training
 
 GRADIENT_SCALE = 61.0  # of the preset: about ||A|| for 30 views
 
@@ -34,12 +34,13 @@ class Variant(Training):
 
 @dataclass(frozen=True)
 class Case:
-    """One training and how it is sampled."""
+    """One training and how it is sampled; in float32 on every device unless the case is about that."""
 
     key: str
     name: str
     training: Training
     draw: str = "weights"
+    precision: str = "float32"
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,8 @@ CASES = (
     Case("kl16384", "kl_weight 16384", RELEASED_KL),
     Case("pixels", "noise per pixel", OURS, "pixels"),
     Case("kl16384-pixels", "kl_weight 16384, noise per pixel", RELEASED_KL, "pixels"),
+    Case("bfloat16", "draws in bfloat16", OURS, precision="bfloat16"),
+    Case("kl16384-bfloat16", "kl_weight 16384, draws in bfloat16", RELEASED_KL, precision="bfloat16"),
     Case("scale-1", "gradient of the unit-norm pair, scale 1", _SCALE_1),
     Case("scale-squared", "gradient without any scaling, scale ‖A‖²", _SCALE_SQUARED),
     Case("fresh", "fresh blocks", _FRESH),
@@ -85,6 +88,13 @@ CHOICES = (
         "independent noise in every pixel, its variance at least 1e-6",
         "one Θ per sample",
         (("pixels", "ours"), ("kl16384-pixels", "kl16384")),
+    ),
+    Choice(
+        "precision of draws",
+        "not said",
+        "float32",
+        "float32 on a CPU, bfloat16 inside the blocks on a GPU",
+        (("bfloat16", "ours"), ("kl16384-bfloat16", "kl16384")),
     ),
     Choice(
         "gradient input",
@@ -107,6 +117,3 @@ CHOICES = (
 VALIDATION = Choice(
     "validation set", "a second ellipse dataset", "the test set, ten ellipses and Shepp-Logan", "images that no table scores", ()
 )
-
-#: What could be chosen among: the trainings above and those of `epistemic`, five of which differ in their seed alone.
-CANDIDATES = tuple(dict.fromkeys([*(case.training for case in CASES), *(training for row in ROWS for training in row.trainings)]))

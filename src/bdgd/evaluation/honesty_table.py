@@ -16,6 +16,13 @@ _HEAD = ("case", "PSNR", "worst", "Shepp-Logan", "error", "epistemic std", "tota
 _EFFECTS = ("choice", "paper", "authors' code", "here", "instead", "PSNR", "Shepp-Logan", "epistemic std", f"of {PATCH} × {PATCH} means")
 _CHOSEN = ("chosen on the test set", "candidates", "test images", "gain in dB", "two sets choose alike", "PSNR over test sets")
 
+_GAIN = (
+    "Gain: the PSNR of the candidate that is best on a test set, minus that of the one that is best on another set of as many images, both "
+    "on the first; mean over disjoint sets ± its standard error. Last column: the standard deviation over test sets of the mean PSNR of "
+    "one and the same candidate. Seeds are those of the table of sparse view, on its images; the methods are DGD, BDGD-MFVI and "
+    "BDGD-MCDO, by themselves as shipped and on a thousand test images."
+)
+
 
 def markdown(
     results: Results,
@@ -25,20 +32,20 @@ def markdown(
     choices: Sequence[Choice] = CHOICES,
 ) -> str:
     """The tables of what has been measured so far, what their columns are, and where it was measured."""
-    made = [*results.values(), *([selection] if selection else [])]
+    made = list(results.values())
     effects = [cells for choice in choices if _measured(choice, results) for cells in _effect_cells(choice, results, cases)]
     parts = [
         *([f"**{note}**"] if note else []),
         "**What each choice does**, against the same with our choice: the change of PSNR in dB, and the factor of the spread of the draws.",
         markdown_table(_EFFECTS, [*effects, *(_validation_cells(selection) if selection else [])], align="lllllrrrr"),
-        *([_yardstick(selection)] if selection and selection["scores"]["seeds"] else []),
+        *([_yardstick(selection["seeds"])] if selection and selection["seeds"] else []),
         "**The numbers behind it.** Spreads and errors in thousandths of the image's largest value:",
         markdown_table(_HEAD, [_case_cells(case, results[case.key]["scores"]) for case in cases if case.key in results]),
         _columns(made),
     ]
     if selection:
-        parts += ["**What choosing on the test set buys:**", markdown_table(_CHOSEN, _family_cells(selection["scores"]["families"]))]
-        parts += [_gain_in_words(selection)]
+        parts += ["**What choosing on the test set buys:**", markdown_table(_CHOSEN, _family_cells(selection["families"])), _GAIN]
+        made += selection["origins"]
     return "\n\n".join([*parts, origins(made)])
 
 
@@ -61,7 +68,7 @@ def _effect_cells(choice: Choice, results: Results, cases: Sequence[Case]) -> li
 
 def _validation_cells(selection: Mapping[str, Any]) -> list[list[str]]:
     """The row of `VALIDATION`: what choosing among most candidates on the smallest test sets adds to their PSNR."""
-    name, sizes = max(selection["scores"]["families"].items(), key=lambda family: int(family[1][0]["candidates"]))
+    name, sizes = max(selection["families"].items(), key=lambda family: int(family[1][0]["candidates"]))
     instead = f"{name} chosen on {sizes[0]['images']} test images"
     return [[*_words(VALIDATION, first=True), instead, f"{sizes[0]['gain']:+.2f}", "-", "-", "-"]]
 
@@ -99,30 +106,22 @@ def _family_cells(families: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[l
 
 def _columns(made: Sequence[Mapping[str, Any]]) -> str:
     images = listed(int(result["training_images"]) for result in made)
-    tests = listed(int(result["effort"]["ellipses"]) for result in made)
+    tests, draws = (listed(int(result["effort"][name]) for result in made) for name in ("ellipses", "draws"))
     return (
         f"One training behind every row: sparse view, {BLOCKS} blocks of {SCHEDULE['epochs']} epochs each, the same {images} images; "
         f"batches of {SCHEDULE['batch']} at a learning rate of {SCHEDULE['learning_rate']:g} unless the row says otherwise. Scored on "
-        f"{tests} test ellipses and Shepp-Logan. Errors and spreads are root mean squares over the object's pixels, or over the means of "
-        f"patches of {PATCH} × {PATCH} pixels that lie in the object: a spread that tells the error would be as large as the error beside "
-        "it. Total: with σ_K² of the last block."
+        f"{tests} test ellipses and Shepp-Logan, with {draws} draws in float32 unless the row says otherwise. Errors and spreads are root "
+        f"mean squares over the object's pixels, or over the means of patches of {PATCH} × {PATCH} pixels that lie in the object: a spread "
+        "that tells the error would be as large as the error beside it. Total: with σ_K² of the last block."
     )
 
 
-def _yardstick(selection: Mapping[str, Any]) -> str:
-    row, seeds = selection["row"], selection["scores"]["seeds"]
+def _yardstick(seeds: Mapping[str, Any]) -> str:
     apart = [2**0.5 * seeds[name] for name in ("psnr_std", "shepp_logan_std")]
     return (
-        f"**The yardstick.** {seeds['trainings']} trainings of DGD that differ in nothing but their seed have PSNRs with a standard "
-        f"deviation of {seeds['psnr_std']:.2f} dB on {row['pool']} ellipse images and {seeds['shepp_logan_std']:.2f} dB on Shepp-Logan, so "
-        f"two trainings differ by about {apart[0]:.2f} and {apart[1]:.2f} dB (√2 times that) by luck alone. The rows about draws compare "
-        "the same model and have no such luck in them."
-    )
-
-
-def _gain_in_words(selection: Mapping[str, Any]) -> str:
-    return (
-        "Gain: the PSNR of the candidate that is best on a test set, minus that of the one that is best on another set of as many images, "
-        f"both on the first; mean over disjoint sets out of {selection['row']['pool']} images ± its standard error. Last column: the "
-        "standard deviation over test sets of the mean PSNR of one and the same candidate."
+        f"**The yardstick.** The {seeds['trainings']} trainings of DGD in the table of sparse view, of full length and alike but for their "
+        f"seed, have PSNRs with a standard deviation of {seeds['psnr_std']:.2f} dB on {seeds['images']} ellipse images and "
+        f"{seeds['shepp_logan_std']:.2f} dB on Shepp-Logan, so two trainings differ by about {apart[0]:.2f} and {apart[1]:.2f} dB (√2 "
+        "times that) by luck alone; short trainings hardly by less. The rows about draws compare the same model and have no such luck in "
+        "them."
     )

@@ -5,45 +5,31 @@ With m[c, s] the mean PSNR of candidate c on the test set s, one of several disj
     gain(s) = m[c_s, s] - mean over t != s of m[c_t, s],
 
 both on the same images, so that it does not matter how hard these are. It is never negative, and 0 where every set chooses alike.
+The candidates are the trainings behind the tables, and the shipped ones on a thousand images: their values are kept, image by image.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from statistics import stdev
+from statistics import fmean, stdev
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from bdgd.checks import InputError, require_count
-from bdgd.data import Scans, ellipse_images, named_generator, shepp_logan
-from bdgd.evaluation.benchmark import Effort, images_at_once, noisy_scans, true_images
-from bdgd.evaluation.epistemic import POINT, Training
-from bdgd.evaluation.honesty import OURS
-from bdgd.inference import reconstruct_blocks
-from bdgd.metrics import psnr
-from bdgd.models import DeepGradientDescent
-from bdgd.operators import RayTransform
 
-AUTHORS_IMAGES = 10  # ellipse images in the authors' test set
+#: Images of the authors' test set and of the tables'.
+TEST_SETS = (10, 100)
 LEAST_SETS = 3  # of two, leaving one out leaves nothing to compare, so nothing tells the error of the gain
-
-
-@dataclass(frozen=True)
-class Selection:
-    """How the choice on test images is tried: on `pool` images, cut into disjoint test sets of each of the sizes."""
-
-    pool: int
-    sizes: tuple[int, ...]
-    draws: int
-
-    @classmethod
-    def of(cls, effort: Effort) -> Selection:
-        """Ten test sets as large as that of the tables, and enough for the authors'; a few draws are enough for a mean."""
-        pool, sizes = max(10 * effort.ellipses, LEAST_SETS * AUTHORS_IMAGES), {AUTHORS_IMAGES, effort.ellipses}
-        return cls(pool, tuple(sorted(sizes)), min(10, effort.draws))
+#: What one might choose among: methods whose images are about as good.
+METHODS = ("sparse30-dgd", "sparse30-mfvi", "sparse30-mcdo")
+#: The method whose trainings are compared with each other.
+SEEDS_OF = "sparse30-dgd"
+#: of a table: by method, an entry for every seed; of the gains: by model, an entry
+Cells = Mapping[str, Sequence[Mapping[str, Any]]]
+Gains = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -89,50 +75,41 @@ def optimism(quality: Tensor, images: int) -> Optimism:
     return Optimism(candidates, images, sets, float(gain), error, alike, float(overall.std()))
 
 
-def pool_scans(A: RayTransform, images: int, seed: int = 0) -> Scans:
-    """Scans of the first ellipse images of the test set, as many as wanted, and of Shepp-Logan."""
-    size = A.domain_shape[1]
-    x = torch.cat((ellipse_images("test", images, size), shepp_logan(size)))
-    return noisy_scans(A, x, "test noise", seed)
+def own_trainings(cell: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The entries of a cell whose seed was that of a training too, and not only of noise and draws."""
+    return [entry for entry in cell if (entry["recipe"].get("trained") or {}).get("seed") == entry["provenance"]["seed"]]
 
 
-def quality_by_block(model: DeepGradientDescent, scans: Scans, draws: int, seed: int = 0) -> Tensor:
-    """PSNR (K, B) in dB of the mean of the draws after every block, on the CPU."""
-    blocks: Sequence[int] = range(1, len(model.blocks) + 1)
-    parts, step = [], images_at_once(scans.sinograms.device)
-    for y, truth in zip(scans.sinograms.split(step), true_images(scans).split(step), strict=True):
-        found = reconstruct_blocks(model, y, blocks, draws, generator=named_generator("draws", seed))
-        parts.append(torch.stack([psnr(found[block].mean, truth) for block in blocks]).cpu())
-    return torch.cat(parts, 1)
+def families(cells: Cells, gains: Gains) -> dict[str, Tensor]:
+    """What is chosen among, by name: the PSNR (C, N) of C > 1 candidates on N ellipse images, Shepp-Logan left out.
 
-
-def families(quality: Mapping[Training, Tensor]) -> dict[str, Tensor]:
-    """What is chosen among, by name, from the PSNR (K, N) of every training after every block: (C, N) each."""
-    found = {}
-    if OURS in quality:
-        found["the number of blocks"] = quality[OURS]
-    for name, members in {
-        "the seed": [each for each in quality if each.last_layer == POINT.last_layer],
-        "the recipe": [each for each in quality if each.seed == 0],
-    }.items():
-        if len(members) > 1:
-            found[name] = torch.stack([quality[each][-1] for each in members])
-    return {**found, "recipe, seed and blocks": torch.cat(list(quality.values()))}
-
-
-def selection_scores(quality: Mapping[Training, Tensor], selection: Selection) -> dict[str, Any]:
-    """What choosing on test images buys in each family, and how far PSNR differs where nothing does but the seed.
-
-    quality: PSNR (K, pool + 1) of every training, the last image Shepp-Logan.
+    Trainings of other seeds have other noise on the same images, as in the tables; the methods, on more images, have the same.
     """
-    ellipses = families({training: values[:, :-1] for training, values in quality.items()})
-    chosen = {name: [optimism(values, size).to_dict() for size in selection.sizes] for name, values in ellipses.items()}
-    seeds = [values[-1] for training, values in quality.items() if training.last_layer == POINT.last_layer]
-    return {"families": chosen, "seeds": _seed_spread(seeds)}
+    trainings = {method: [entry["psnr"][:-1] for entry in own_trainings(cell)] for method, cell in cells.items()}
+    found = {
+        "the seed": trainings.get(SEEDS_OF, []),
+        "the method": [gains[model]["psnr"] for model in METHODS if model in gains],
+        "method and seed": [values for method in METHODS for values in trainings.get(method, [])],
+    }
+    return {name: torch.tensor(values, dtype=torch.float64) for name, values in found.items() if len(values) > 1}
 
 
-def _seed_spread(seeds: list[Tensor]) -> dict[str, Any] | None:
-    if len(seeds) < 2:
+def selection_scores(cells: Cells, gains: Gains) -> dict[str, Any]:
+    """What choosing on test images buys in each family, and how far PSNR differs where nothing does but the seed."""
+    chosen = {
+        name: [optimism(quality, size).to_dict() for size in TEST_SETS if quality.shape[1] >= LEAST_SETS * size]
+        for name, quality in families(cells, gains).items()
+    }
+    return {
+        "families": {name: sizes for name, sizes in chosen.items() if sizes},
+        "seeds": seed_spread(own_trainings(cells.get(SEEDS_OF, []))),
+    }
+
+
+def seed_spread(trainings: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """The standard deviations over trainings of one method; None where there are not two."""
+    if len(trainings) < 2:
         return None
-    ellipses, head = [float(values[:-1].mean()) for values in seeds], [float(values[-1]) for values in seeds]
-    return {"trainings": len(seeds), "psnr": ellipses, "psnr_std": stdev(ellipses), "shepp_logan_std": stdev(head)}
+    ellipses, head = [fmean(entry["psnr"][:-1]) for entry in trainings], [float(entry["psnr"][-1]) for entry in trainings]
+    images = len(trainings[0]["psnr"]) - 1
+    return {"trainings": len(trainings), "images": images, "psnr_std": stdev(ellipses), "shepp_logan_std": stdev(head)}

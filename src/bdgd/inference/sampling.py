@@ -6,12 +6,12 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bdgd.backends import fast_convolutions
 from bdgd.checks import InputError, require_choice, require_count, require_positive
 from bdgd.inference.moments import Moments
 from bdgd.inference.posterior import Origin, Posterior
@@ -27,6 +27,7 @@ CPU_DRAWS = 4
 KEPT_BYTES = 1 << 30
 #: Draws between two looks at the Monte-Carlo error.
 CHECK = 10
+PRECISIONS = ("auto", "float32", "bfloat16")
 
 
 def reconstruct(
@@ -46,7 +47,8 @@ def reconstruct(
     generator: fixes the draws, the same on every device; without one they are those of seed 0, the same in every call.
     draw: "weights" draws each block's weights once per draw, for the whole image; "pixels" draws the output of each last
     layer independently in every pixel, as the authors' code does. blocks: use only the first blocks of the cascade.
-    precision: "auto" computes the features of a cascade's blocks in bfloat16 on a GPU, as in training; "float32" everywhere the same.
+    precision: of the features of a cascade's blocks. "float32" is the same everywhere; "bfloat16" is faster, and its rounding, which
+    differs from draw to draw, counts as epistemic variance (docs/honesty.md); "auto" is bfloat16 on a GPU and float32 on a CPU.
     tolerance: stop before all draws are made once the relative Monte-Carlo error of the epistemic std is below this.
     on_draw: called with each draw (B, 1, H, W) once it is there, for whoever shows the progress or looks at draws.
     """
@@ -61,11 +63,14 @@ def reconstruct_and_keep(
     draws: int = 100,
     *,
     generator: torch.Generator | None = None,
+    draw: str = "weights",
+    precision: str = "auto",
     on_draw: Callable[[Tensor], None] | None = None,
 ) -> Posterior:
     """The same, with its draws in memory where they fit into KEPT_BYTES: whoever looks at them later need not make them again."""
+    make = partial(reconstruct, model, y, draws, generator=generator, draw=draw, precision=precision)
     if draws * len(y) * math.prod(model.A.domain_shape) * 4 > KEPT_BYTES:
-        return reconstruct(model, y, draws, generator=generator, on_draw=on_draw)
+        return make(on_draw=on_draw)
     kept: list[Tensor] = []
 
     def look(image: Tensor) -> None:
@@ -73,7 +78,7 @@ def reconstruct_and_keep(
         if on_draw is not None:
             on_draw(image)
 
-    return replace(reconstruct(model, y, draws, generator=generator, on_draw=look), replay=lambda: iter(kept))
+    return replace(make(on_draw=look), replay=lambda: iter(kept))
 
 
 def reconstruct_blocks(
@@ -92,7 +97,7 @@ def reconstruct_blocks(
     model.check(y)
     count = require_count(draws, "draws") if model.random else 1  # without randomness every draw is the same
     require_choice(draw, ("weights", "pixels"), "draw")
-    fast = require_choice(precision, ("auto", "float32"), "precision") == "auto" and y.is_cuda
+    fast = {"auto": y.is_cuda, "float32": False, "bfloat16": True}[require_choice(precision, PRECISIONS, "precision")]
     seed, at = seed_from(generator), _chosen_blocks(model, at)
     # What is replayed must not change, so both are copies.
     frozen = model.snapshot().to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # faster convolutions
@@ -164,13 +169,13 @@ def _draws(model: Reconstructor, y: Tensor, count: int, seed: int, mode: str, at
         yield [model.value_scale * torch.cat([model(part) for part in parts])]
         return
     starts = [model.begin(part) for part in parts]
-    with fast_convolutions(y.device, fast):  # all draws share the first block's input, so its features are computed once
+    with _precision(y, fast):  # all draws share the first block's input, so its features are computed once
         features = [model.blocks[0].features(state.x, state.gradient) for state in starts]
     together = CPU_DRAWS if on_cpu and model.random else max(1, min(count, FILL // starts[0].x.numel()))
     layers = [copy.deepcopy(block.last).cpu() for block in model.blocks[: at[-1]]]
     for first in range(0, count, together):
         numbers = range(first, first + together)
-        with fast_convolutions(y.device, fast):
+        with _precision(y, fast):
             updates = [
                 _Update(block, layer, k, seed, numbers, mode, starts[0].x)
                 for k, (block, layer) in enumerate(zip(model.blocks, layers, strict=False))
@@ -178,6 +183,11 @@ def _draws(model: Reconstructor, y: Tensor, count: int, seed: int, mode: str, at
             paths = [_path(model, *start, updates, at) for start in zip(parts, starts, features, strict=True)]
         for s in range(min(together, count - first)):  # x_0, where every update was undone, may be below 0
             yield [model.value_scale * torch.cat([path[k][s] for path in paths]).clamp(min=0) for k in range(len(at))]
+
+
+def _precision(y: Tensor, fast: bool) -> torch.autocast:
+    """bfloat16 convolutions where they are wanted; the operator, the image and the moments keep their precision."""
+    return torch.autocast(y.device.type, torch.bfloat16, enabled=fast)
 
 
 def _path(
