@@ -17,7 +17,7 @@ from bdgd.evaluation.timing import seconds_of
 from bdgd.models import DeepGradientDescent
 from bdgd.operators import symmetries
 from bdgd.operators.joseph import most_entries
-from bdgd.training.frontier import BATCH
+from bdgd.training.frontier import BATCH, Frontier
 from bdgd.training.loop import Schedule, Trainer
 from bdgd.training.objective import BlockObjective
 
@@ -133,9 +133,8 @@ def rehearse(model: DeepGradientDescent, batch: int) -> Pace:
     few = x[: min(batch, len(x))]
     with torch.no_grad():
         y = model.A(few)
-        state = model.begin(y)
-        weights = block.last.draw(len(few), torch.Generator().manual_seed(0))
-        push = _seconds(lambda: model.settle(state, block.update(few, block.features(few, state.gradient), weights), y), device)
+        frontier = Frontier(y, few, model.begin(y))
+        push = _seconds(lambda: frontier.behind(model, block, torch.Generator().manual_seed(0)), device)
     return Pace(step, push / len(few))
 
 
