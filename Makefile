@@ -24,7 +24,7 @@ lint: $(INSTALLED)  ## linter and types only
 bench: $(INSTALLED)  ## measure speed and quality on this machine
 	$(BIN)/bdgd bench
 
-clean:  ## remove the environment, caches and results
+clean:  ## remove the environment, caches and what the demo wrote
 	rm -rf .venv demo build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 

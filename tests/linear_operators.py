@@ -31,7 +31,7 @@ class Dense(LinearOperator):
 Make = Callable[[torch.device, torch.dtype], LinearOperator]
 STRATEGIES = ("matrix", "matrix-free")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
-ADJOINT = {torch.float32: 1e-5, torch.float64: 1e-12}  # what issue 2 asks for
+ADJOINT = {torch.float32: 1e-5, torch.float64: 1e-12}
 
 
 def dense(device: torch.device, dtype: torch.dtype, rows: int = 5, columns: int = 7) -> Dense:

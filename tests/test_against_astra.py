@@ -26,7 +26,7 @@ from bdgd.operators import FanBeam, Geometry, ParallelBeam, RayTransform
 
 astra = pytest.importorskip("astra", reason="astra-toolbox is not installed; pip install bdgd[reference]", exc_type=ImportError)
 
-WITHIN = 0.01  # relative, what issue 2 asks for
+WITHIN = 0.01  # relative
 RANDOM = np.random.default_rng(5).uniform(0, 2 * math.pi, 20)
 CIRCLE = np.arange(24) * math.pi / 12
 

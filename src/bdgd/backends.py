@@ -1,4 +1,4 @@
-"""What makes a device fast: bfloat16 in convolutions, and kernels written in Triton, where they can be used. Nothing depends on either."""
+"""What makes a device fast: bfloat16 in training, and kernels written in Triton, where they can be used; without, it is only slower."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def fast_convolutions(device: torch.device) -> torch.autocast:
-    """bfloat16 inside the blocks where that is faster; the operator, the image and the loss keep their precision."""
+    """For training a cascade: bfloat16 inside its blocks where that is faster; images, operator and loss keep their precision."""
     return torch.autocast(device.type, torch.bfloat16, enabled=prefers_bfloat16(device))
 
 

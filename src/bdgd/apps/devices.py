@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from bdgd.apps.reproduction import Reproduction, scored_models
 from bdgd.data import named_generator
 from bdgd.evaluation import SETTINGS, table_scans
 from bdgd.evaluation.methods import training_of
-from bdgd.evaluation.pages import markdown_table, noted, origins
+from bdgd.evaluation.pages import left_out, markdown_table, noted, origins
 from bdgd.evaluation.tables import read_cell
 from bdgd.inference import reconstruct
 from bdgd.metrics import psnr
@@ -29,7 +30,7 @@ Results = dict[str, Any]
 
 
 def make_devices(job: Reproduction, page: Path | None = None) -> None:
-    """Score every shipped model of the tables on this device, and compare it with the devices that were there before."""
+    """Score every shipped model of the paper's settings on this device, and compare it with the devices that were there before."""
     path = make_folder(job.folder / "devices") / f"{file_name(hardware(job.device))}.json"
     devices = {each: _read(each) for each in path.parent.glob("*.json")}
     results, shipped = devices.setdefault(path, {"hardware": hardware(job.device), "models": {}}), dict[str, str]()
@@ -42,7 +43,7 @@ def make_devices(job: Reproduction, page: Path | None = None) -> None:
             continue
         results["models"][name] = {**identity, **(_from_table(job, name, model) or _measured(job, name, model))}
         write_json(path, results)
-    text = compared([_of_weights(devices[each], shipped) for each in sorted(devices)], job.effort.note())
+    text = compared([_of_weights(devices[each], shipped) for each in sorted(devices)], job.effort.note(), shipped)
     job.publish("devices", text, page)
 
 
@@ -94,8 +95,11 @@ def _psnrs(job: Reproduction, name: str, model: Reconstructor) -> list[float]:
     return found
 
 
-def compared(devices: list[Results], note: str = "") -> str:
-    """A table with a row per model: PSNR on ellipses / Shepp-Logan by device, and by how much they differ at most."""
+def compared(devices: list[Results], note: str = "", wanted: Iterable[str] = ()) -> str:
+    """A table with a row per model: PSNR on ellipses / Shepp-Logan by device, and by how much they differ at most.
+
+    wanted: models that are named below where no device has run them.
+    """
     names = sorted({name for device in devices for name in device["models"]})
     head = ["", *(device["hardware"] for device in devices), "means differ by", "images differ by at most", "verdict"]
     rows = []
@@ -105,7 +109,7 @@ def compared(devices: list[Results], note: str = "") -> str:
     table = markdown_table(head, rows, align="l" + "r" * (len(head) - 2) + "l")
     words = "*PSNR in dB on the test ellipses / on Shepp-Logan, float32, the same scans and draws (seed 0).*"
     made = origins(cell for device in devices for cell in device["models"].values())
-    return noted(note, table, f"{words}\n{made}")
+    return noted(note, table, "\n".join([words, *left_out(sorted(set(wanted) - set(names))), made]))
 
 
 def _means(cell: Results | None) -> str:

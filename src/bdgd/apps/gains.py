@@ -1,4 +1,4 @@
-"""`bdgd reproduce gains`: every shipped model on a thousand test images, each beside its filtered back-projection."""
+"""`bdgd reproduce gains`: every shipped model of the paper's settings on a thousand test images, each beside its FBP."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from bdgd.apps.provenance import provenance
 from bdgd.apps.reproduction import Reproduction, scored_models
 from bdgd.evaluation.gains import gains_of, gains_table, measure_gains
-from bdgd.evaluation.pages import noted, origins
+from bdgd.evaluation.pages import left_out, noted, origins
 from bdgd.models import load, ray_transform
 from bdgd.operators import RayTransform
 from bdgd.storage import read_kept, write_json
@@ -34,7 +34,8 @@ def make_gains(job: Reproduction, page: Path | None = None) -> None:
             write_json(path, {"note": job.effort.note(), "models": kept})
         shown[name] = kept[name]
     words = "*The first images of the test set; a model's image is the mean of its draws.*"
-    text = noted(job.effort.note(), gains_table(shown), f"{words}\n{origins(shown.values())}")
+    below = [words, *left_out(sorted(set(scored_models()) - set(shown))), origins(shown.values())]
+    text = noted(job.effort.note(), gains_table(shown), "\n".join(below))
     job.publish("gains", text, page)
 
 

@@ -1,6 +1,6 @@
 """What the paper claims, as numbers with a verdict: each claim is one function of a `Lab`, and none is hidden.
 
-A claim is measured with our recipe (the exact objective) and, where those models are shipped, with the authors' (their
+A claim is measured with our recipe and, where those models are shipped, with the authors' (their
 kl_weight). What cannot be measured, because a model is not shipped, has no verdict and says which.
 """
 

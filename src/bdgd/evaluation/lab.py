@@ -90,7 +90,9 @@ class Lab:
         parts: list[dict[int, Posterior]] = []
         for first in range(0, len(y), size):
             generator = named_generator("draws", self.seed)
-            parts.append(reconstruct_blocks(model, y[first : first + size], blocks, self.effort.draws, generator=generator))
+            part = y[first : first + size]
+            # In float32 everywhere: rounding would count as variance.
+            parts.append(reconstruct_blocks(model, part, blocks, self.effort.draws, generator=generator, precision="float32"))
             if name:
                 self.say(f"{name}: {min(first + size, len(y))} of {len(y)} images")
         return {

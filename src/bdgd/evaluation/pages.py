@@ -61,6 +61,12 @@ def origins(results: Iterable[Mapping[str, Any]]) -> str:
     return f"*Measured on {'; '.join(f'{hardware}, commit {commit}' for hardware, commit in sorted(found)) or 'nothing yet'}.*"
 
 
+def left_out(names: Iterable[str]) -> list[str]:
+    """The line below a table that names what it lacks; none where it lacks nothing."""
+    missing = ", ".join(names)
+    return [f"*Not measured yet, and left out: {missing}.*"] if missing else []
+
+
 def short_commit(commit: str) -> str:
     """Ten letters, and whether the tree was that of the commit."""
     return commit[:10] + ("-modified" if commit.endswith("-modified") else "")

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from bdgd.evaluation.pages import origins
+from bdgd.evaluation.pages import left_out, origins
 from bdgd.storage import read_kept, write_json
 
 #: PSNR on ellipses and on Shepp-Logan, as printed in the paper (Tables I and II).
@@ -92,17 +92,16 @@ def markdown(folder: Path, setting: str, note: str = "") -> str:
         "| | ellipses | paper | Shepp-Logan | paper | seeds |",
         "|---|---:|---:|---:|---:|---:|",
     ]
-    scored, left_out = list[dict[str, Any]](), list[str]()
+    scored, missing = list[dict[str, Any]](), list[str]()
     for row in rows(setting):
         cell = read_cell(folder, setting, row.method)
         if not cell and row.name != row.paper:
-            left_out.append(row.method)
+            missing.append(row.method)
             continue
         ours, theirs = [_value(cell, kind) for kind in _KINDS], [_papers(setting, row, kind) for kind in _KINDS]
         lines.append(f"| {row.name} | {ours[0]} | {theirs[0]} | {ours[1]} | {theirs[1]} | {_seeds(cell)} |")
         scored += cell
-    missing = [f"*Not measured yet, and left out: {', '.join(left_out)}.*"] if left_out else []
-    return "\n".join([*lines, "", *missing, origins(scored)])
+    return "\n".join([*lines, "", *left_out(missing), origins(scored)])
 
 
 def _value(cell: list[dict[str, Any]], kind: str) -> str:

@@ -47,8 +47,9 @@ def reconstruct(
     generator: fixes the draws, the same on every device; without one they are those of seed 0, the same in every call.
     draw: "weights" draws each block's weights once per draw, for the whole image; "pixels" draws the output of each last
     layer independently in every pixel, as the authors' code does. blocks: use only the first blocks of the cascade.
-    precision: of the features of a cascade's blocks. "float32" is the same everywhere; "bfloat16" is faster, and its rounding, which
-    differs from draw to draw, counts as epistemic variance (docs/honesty.md); "auto" is bfloat16 on a GPU and float32 on a CPU.
+    precision: of the features of a cascade's blocks. "float32" is the same everywhere; "bfloat16" is faster on a device that has
+    instructions for it, and its rounding, which differs from draw to draw, counts as epistemic variance (docs/honesty.md); "auto" is
+    bfloat16 on a GPU and float32 on a CPU.
     tolerance: stop before all draws are made once the relative Monte-Carlo error of the epistemic std is below this.
     on_draw: called with each draw (B, 1, H, W) once it is there, for whoever shows the progress or looks at draws.
     """

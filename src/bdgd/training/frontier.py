@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from bdgd.backends import fast_convolutions
 from bdgd.checks import InputError, require_batch
 from bdgd.data import Scans
 from bdgd.metrics import psnr
@@ -42,8 +41,7 @@ class Frontier:
         parts = zip(*(tensor.split(BATCH) for tensor in self.state), self.y.split(BATCH), weights, strict=True)
         states = []
         for x, gradient, misfit, y, drawn in parts:
-            with fast_convolutions(x.device):
-                proposed = block.update(x, block.features(x, gradient), drawn)
+            proposed = block.update(x, block.features(x, gradient), drawn)
             states.append(model.settle(State(x, gradient, misfit), proposed, y))
         return State(*(torch.cat(tensors) for tensors in zip(*states, strict=True)))
 

@@ -123,7 +123,8 @@ class DirectObjective(Objective):
         self.start, self.sinograms, self.truth = start, scans.sinograms, scans.images
 
     def forward(self, index: Tensor, noise: list[Tensor]) -> Tensor:
-        with fast_convolutions(self.truth.device):
+        # On a CPU in float32: every update of primal-dual goes from image to image, and bfloat16 would round them all.
+        with torch.autocast(self.truth.device.type, torch.bfloat16, enabled=self.truth.is_cuda):
             mean = self.model(self.sinograms[index], self.start[index])
         return 0.5 * ((mean.float() - self.truth[index]) ** 2).mean()
 

@@ -1,7 +1,7 @@
 """The folder that a training writes, so that it survives being killed at any moment.
 
     settings.json                what the run was started with; a resumed run must have the same
-    environment.json             versions, hardware, date
+    preset.toml, environment.json  of `bdgd train`: the preset, and versions, hardware, date
     metrics.jsonl                one line per finished epoch and per finished stage
     block-03.safetensors         the weights of a finished stage
     progress.safetensors         parameters and optimiser state inside the stage in progress

@@ -108,8 +108,9 @@ def residuals_of(model: DeepGradientDescent, scans: Scans, draws: int, generator
         mean, squares = torch.zeros_like(start.truth, dtype=torch.float64), torch.zeros_like(start.truth, dtype=torch.float64)
         for s in range(draws):
             frontier = start
-            for block in model.blocks:
-                frontier = Frontier(start.y, start.truth, frontier.behind(model, block, generator))
+            with torch.autocast(start.y.device.type, torch.bfloat16, enabled=start.y.is_cuda):  # as in sampling
+                for block in model.blocks:
+                    frontier = Frontier(start.y, start.truth, frontier.behind(model, block, generator))
             step = frontier.state.x.clamp(min=0).double() - mean
             mean = mean + step / (s + 1)
             squares = squares + step**2 * (s / (s + 1))  # Welford: (x - old mean)(x - new mean)
