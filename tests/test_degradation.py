@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from commands import bdgd
+from test_slices import write_slices
 from toys import dense, small_model, small_transform
 
 from bdgd.checks import InputError
 from bdgd.data import GaussianNoise, PoissonNoise, Scans, match, random_ellipses, simulate
-from bdgd.data.slices import WATER, read_slices
 from bdgd.evaluation.conditions import Condition, ordinary_value, scans_under, spread_views, standard_conditions
 from bdgd.evaluation.degradation import Degradation, degradation_curves
 from bdgd.evaluation.degradation_figures import degradation_figure, degradation_markdown
@@ -194,69 +193,6 @@ def test_the_table_has_a_row_per_point(found: Degradation) -> None:
     assert len(rows) == len(found.points) == 6
     assert rows[0].startswith("| ordinary |  | 4 |") and "| 1.00 | 1.00 |" in rows[0]
     assert len({line.count("|") for line in lines if line.startswith("|")}) == 1
-
-
-# Slices of patients
-
-
-def write_slices(path: Path, hu: np.ndarray, meta: Any) -> Path:
-    np.savez(path, hu=hu.astype(np.int16), meta=json.dumps(meta))
-    return path
-
-
-def test_slices_are_binned_turned_and_scaled_by_the_other_patients(tmp_path: Path) -> None:
-    hu = np.full((3, 32, 32), -1000)
-    hu[0, :4] = 0  # water at the top, four rows of two pixels
-    hu[1, :4], hu[2, :4] = 1000, 3000
-    write_slices(tmp_path / "a.npz", hu, [{"src": "x/A0001/1.dcm"}, {"src": "study-12345/Lung_Dx-B0002/2.dcm"}, {"patient": "third"}])
-    slices = read_slices(tmp_path, 16)
-    assert slices.patients == ("A0001", "Lung_Dx-B0002", "third")
-    # the others' medians: of 2 and 4 times water, of 1 and 4, of 1 and 2
-    torch.testing.assert_close(slices.scale, WATER * torch.tensor([3.0, 2.5, 1.5]), rtol=1e-5, atol=0)
-    torch.testing.assert_close(slices.images.amax((1, 2, 3)), torch.tensor([1 / 3, 2 / 2.5, 4 / 1.5]), rtol=1e-5, atol=0)
-    image = slices.images[0, 0]
-    assert (image[:, -2:] > 0).all() and (image[:, :-2] == 0).all()  # the top is the largest y
-
-
-def test_noisy_air_is_air(tmp_path: Path) -> None:
-    hu = np.random.default_rng(0).normal(-1000, 20, (2, 32, 32))
-    hu[:, 8:24, 8:24] = -850  # lung is not
-    write_slices(tmp_path / "a.npz", hu, [{"patient": 1}, {"patient": 2}])
-    images = read_slices(tmp_path, 16).images
-    assert int((images > 0).sum()) == 2 * 8 * 8
-
-
-@pytest.mark.parametrize(
-    ("hu", "meta", "says"),
-    [
-        (np.zeros((2, 32, 32)), [{"patient": "a"}, {"patient": "a"}], "one patient, a"),
-        (np.zeros((2, 32, 32)), [{"patient": "a"}], "got 1 entries"),
-        (np.zeros((2, 32, 32)), [{"src": "x/y"}, {}], 'add "patient"'),
-        (np.zeros((2, 32, 30)), [{"patient": "a"}, {"patient": "b"}], "must be"),
-        (np.zeros((2, 24, 24)), [{"patient": "a"}, {"patient": "b"}], "cannot be binned to 16"),
-    ],
-)
-def test_slices_that_cannot_be_used_are_refused(tmp_path: Path, hu: np.ndarray, meta: Any, says: str) -> None:
-    write_slices(tmp_path / "a.npz", hu, meta)
-    with pytest.raises(InputError, match=says):
-        read_slices(tmp_path, 16)
-
-
-def test_a_folder_without_slices_and_a_file_without_patients_are_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"no folder .* with npz files"):
-        read_slices(tmp_path, 16)
-    np.savez(tmp_path / "a.npz", hu=np.zeros((1, 32, 32)))
-    with pytest.raises(InputError, match=r"a\.npz: there is no meta"):
-        read_slices(tmp_path, 16)
-    (tmp_path / "a.npz").write_bytes(b"nothing")
-    with pytest.raises(InputError, match="not a readable npz"):
-        read_slices(tmp_path, 16)
-
-
-def test_the_shared_slices_are_twelve_patients_in_about_0_to_1(shared_data: Path) -> None:
-    slices = read_slices(shared_data / "slices", 128)
-    assert slices.images.shape == (46, 1, 128, 128) and len(set(slices.patients)) == 12
-    assert float(slices.images.min()) == 0 and 0.9 < float(slices.images.flatten(1).quantile(0.999, dim=1).median()) < 1.1
 
 
 # The command

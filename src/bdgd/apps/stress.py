@@ -37,7 +37,9 @@ def stress(
     noise: Annotated[float | None, typer.Option("--noise", help="Ordinary noise: the calibration's unless given, else 0.01.")] = None,
     level: Annotated[float, typer.Option("--level", help="Of the intervals.")] = 0.9,
     only: Annotated[list[str] | None, typer.Option("--only", help=f"Only this curve ({', '.join(_CURVES)}); may be repeated.")] = None,
-    slices: Annotated[Path | None, typer.Option("--slices", help="A folder of npz files of real anatomy in Hounsfield units.")] = None,
+    slices: Annotated[
+        Path | None, typer.Option("--slices", help="A folder of real anatomy: DICOM files, or npz in Hounsfield units.")
+    ] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="A JSON file for all numbers.")] = None,
     table: Annotated[Path | None, typer.Option("--table", help="A Markdown file for the table.")] = None,
     figure: Annotated[Path | None, typer.Option("--figure", help="A picture of the curves.")] = None,

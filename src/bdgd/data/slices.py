@@ -1,4 +1,6 @@
-"""Slices of patients as true images: a folder of npz files with Hounsfield units, brought to about [0, 1] without looking at the patient.
+"""Slices of patients as true images: a folder with Hounsfield units, brought to about [0, 1] without looking at the patient.
+
+DICOM files (.dcm, also in folders below), each a slice of S x S pixels with its rescale slope, intercept and PatientID; or npz files:
 
 hu     (n, S, S) or (S, S), in Hounsfield units, rows from top to bottom
 meta   JSON: for each slice an object with "patient", or with "src", a path in which the patient is a folder such as A0001
@@ -40,7 +42,7 @@ class Slices:
 
 
 def read_slices(folder: str | Path, size: int = 128) -> Slices:
-    """All slices of the folder's npz files: WATER * (1 + HU / 1000), binned to size x size pixels, cut off at 0, air set to 0, scaled.
+    """All slices of the folder: WATER * (1 + HU / 1000), binned to size x size pixels, cut off at 0, air set to 0, scaled.
 
     The attenuation that becomes 1 is a bright one, the median over the slices of all OTHER patients of their 99.9 % quantile: nothing
     about a patient is chosen on that patient.
@@ -62,27 +64,52 @@ def _scales(patients: Sequence[str], bright: Sequence[float]) -> list[float]:
 
 def _files(folder: str | Path) -> list[Path]:
     folder = Path(folder)
-    files = sorted(folder.glob("*.npz")) if folder.is_dir() else []
+    files = [*sorted(folder.glob("*.npz")), *sorted(folder.rglob("*.dcm"))] if folder.is_dir() else []
     if not files:
-        raise InputError(f"there is no folder {folder} with npz files; each must hold hu (n, S, S) in Hounsfield units and meta as JSON")
+        raise InputError(
+            f"there is no folder {folder} with DICOM files (.dcm) or npz files; each npz file must hold hu (n, S, S) in Hounsfield units"
+            " and meta as JSON"
+        )
     return files
 
 
 def _slices_of(path: Path, size: int) -> list[tuple[str, Tensor]]:
     """The patient and the attenuation (size, size) in 1/mm of each slice in a file."""
+    patients, pages = _read_dicom(path) if path.suffix == ".dcm" else _read_npz(path)
+    if pages.ndim != 3 or pages.dtype.kind not in "fiu" or pages.shape[1] != pages.shape[2] or not np.isfinite(pages).all():
+        raise InputError(f"{path}: hu must be (n, S, S) of finite numbers, got {pages.dtype} {pages.shape}")
+    if len(patients) != len(pages):
+        raise InputError(f"{path}: meta must say for each of the {len(pages)} slices whose it is, got {len(patients)} entries")
+    if pages.shape[1] % size:
+        raise InputError(f"{path}: slices of {pages.shape[1]} pixels cannot be binned to {size}; choose a model whose size divides it")
+    return [(patient, _attenuation(page, size)) for patient, page in zip(patients, pages, strict=True)]
+
+
+def _read_dicom(path: Path) -> tuple[list[str], np.ndarray]:
+    """The patient and the values (1, S, S) in Hounsfield units of a CT slice: stored value * slope + intercept."""
+    try:
+        import pydicom
+    except ImportError:
+        raise InputError(f'{path} is a DICOM file, which needs pydicom; install it with pip install "bdgd[dicom]"') from None
+    with named_errors(path, "DICOM"):
+        try:
+            slice_ = pydicom.dcmread(path)
+        except pydicom.errors.InvalidDicomError as error:
+            raise ValueError(error) from None
+        if slice_.get("Modality") != "CT" or slice_.get("RescaleSlope") is None or not slice_.get("PatientID"):
+            raise InputError("this is no CT slice with a rescale slope and a patient; take CT images in Hounsfield units")
+        values = slice_.pixel_array.astype(np.float32) * float(slice_.RescaleSlope) + float(slice_.get("RescaleIntercept", 0))
+        return [str(slice_.PatientID)], values[None]
+
+
+def _read_npz(path: Path) -> tuple[list[str], np.ndarray]:
+    """The patients and the values (n, S, S) in Hounsfield units of an npz file."""
     with named_errors(path, "npz"), np.load(path, allow_pickle=False) as file:
         if missing := [name for name in ("hu", "meta") if name not in file]:
             raise InputError(f"there is no {missing[0]}; slices need hu (n, S, S) and meta, a JSON list with the patient of each")
         hu, meta = np.asarray(file["hu"]), json.loads(str(file["meta"]))
-    pages = hu[None] if hu.ndim == 2 else hu
     about = meta if isinstance(meta, list) else [meta]
-    if pages.ndim != 3 or pages.dtype.kind not in "fiu" or pages.shape[1] != pages.shape[2] or not np.isfinite(pages).all():
-        raise InputError(f"{path}: hu must be (n, S, S) of finite numbers, got {hu.dtype} {hu.shape}")
-    if len(about) != len(pages):
-        raise InputError(f"{path}: meta must say for each of the {len(pages)} slices whose it is, got {len(about)} entries")
-    if pages.shape[1] % size:
-        raise InputError(f"{path}: slices of {pages.shape[1]} pixels cannot be binned to {size}; choose a model whose size divides it")
-    return [(_patient(entry, path), _attenuation(page, size)) for entry, page in zip(about, pages, strict=True)]
+    return [_patient(entry, path) for entry in about], hu[None] if hu.ndim == 2 else hu
 
 
 def _patient(entry: Any, path: Path) -> str:
