@@ -8,14 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import settings
+from processes import same_numbers_everywhere
 from toys import no_update_undone
 
-from bdgd import backends
-
-# One thread per process: tests run side by side, and the bits of a sum depend on how many threads share it.
-torch.set_num_threads(1)
-# The same numbers on every CPU: training is compared with formulas to the last bits of float32. test_fast_convolutions has bfloat16.
-backends.prefers_bfloat16 = lambda device: device.type == "cuda"
+same_numbers_everywhere()
 
 #: the one list of devices; every test that takes `device` runs once on each
 DEVICES = ["cpu", *([pytest.param("cuda", marks=pytest.mark.gpu)] if torch.cuda.is_available() else [])]

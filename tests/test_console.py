@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +14,24 @@ from rich.console import Console
 
 from bdgd.apps import console, provenance
 from bdgd.apps.console import Output
+
+
+def test_an_interrupt_leaves_no_hdf5_file_open_whoever_holds_it(tmp_path: Path) -> None:
+    """One that outlives the job would be closed while Python is being taken down, which ends in tracebacks or a crash."""
+    code = """
+import sys, h5py
+from bdgd.apps.console import run
+from bdgd.storage import PatientFile
+
+def job():
+    file = h5py.File(PatientFile(sys.argv[1], "x+"), "w")
+    PatientFile.kept = file, file.create_dataset("values", (3,), "f4")
+    raise KeyboardInterrupt
+
+sys.exit(run(job))
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "a.h5")], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 130 and done.stderr.splitlines() == ["bdgd: interrupted; files that were already written are complete"]
 
 
 def test_progress_is_a_bar_on_a_terminal_plain_lines_elsewhere_and_nothing_when_quiet(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from processes import process_context
+from processes import process_context, same_numbers_everywhere
 from torch import Tensor, nn
 from toys import small_transform
 
@@ -119,7 +119,7 @@ def interrupted_run(folder: Path) -> None:
 
 def process(rank: int, processes: int, folder: Path) -> None:
     """One of the processes."""
-    torch.set_num_threads(1)
+    same_numbers_everywhere()
     if "lo" in (name for _, name in socket.if_nameindex()):
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # a machine need not be able to look up its own name
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=processes)

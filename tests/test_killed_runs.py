@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from processes import process_context
+from processes import process_context, same_numbers_everywhere
 from tiny_runs import outcome, train
 
 
@@ -22,7 +21,7 @@ def no_wait(descriptor: int) -> None:
 
 def life(run: Path, changes: dict[str, Any], die_at: int | None = None, count: Any = None) -> None:
     """A process that trains in the run folder; it may die just before the `die_at`-th change that it makes there."""
-    torch.set_num_threads(1)
+    same_numbers_everywhere()
     os.fsync = no_wait  # the system survives a killed process, so nothing needs to reach the disk
     seen = 0
 

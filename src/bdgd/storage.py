@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import json
 import os
 import secrets
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -93,6 +95,19 @@ class PatientFile(io.FileIO):
         """Raise what kept an earlier write from the disk."""
         if self.failure is not None:
             raise self.failure
+
+
+def let_go_of_files() -> None:
+    """Close what an interrupt left open: HDF5 cannot close a file once Python is being taken down, and would take the process with it.
+
+    A file that was just being opened or closed may be held by nobody, by the interrupted frames, or by HDF5 alone.
+    """
+    gc.collect()
+    if (h5py := sys.modules.get("h5py")) is None:
+        return
+    for identifier in h5py.h5f.get_obj_ids(types=h5py.h5f.OBJ_FILE):
+        with contextlib.suppress(Exception):  # whatever state the interrupt left it in
+            h5py.File(identifier).close()  # with all its datasets
 
 
 def write_text(path: str | Path, text: str) -> None:

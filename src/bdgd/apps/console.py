@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import inspect
 import io
 import sys
@@ -20,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bdgd.checks import InputError
+from bdgd.storage import let_go_of_files
 
 #: Exit codes: the job failed, an input was wrong, Ctrl-C.
 FAILED, WRONG_INPUT, INTERRUPTED = 1, 2, 130
@@ -167,7 +167,7 @@ def run(job: Callable[[], None], debug: bool = False) -> int:
         return _report(f"this should not have happened ({type(error).__name__}: {sentence(error)}); --debug shows where", FAILED, debug)
     else:
         return 0
-    gc.collect()  # a file that was just being opened or closed is let go here: HDF5 cannot close one once Python is being taken down
+    let_go_of_files()
     return code
 
 
