@@ -252,11 +252,12 @@ def test_one_command_trains_measures_keeps_and_fills_the_page(tiny: Path) -> Non
     assert set(whole["cases"]) == {"ours", "pixels", "fresh", "lost"} and whole["provenance"]["hardware"]
     assert whole["provenance"]["seed"] == 0 and "commit" in whole["provenance"]
     assert all(whole["cases"]["ours"]["seconds"][what] >= 0 for what in ("training", "measuring"))
+    assert whole["cases"]["ours"]["trained"]["preset"] == "epistemic-mean-field-kl1-seed0" and whole["cases"]["lost"]["trained"] is None
     assert whole["cases"]["lost"]["scores"] is None and whole["cases"]["ours"]["weights"] == whole["cases"]["pixels"]["weights"]
     assert [each["sets"] for each in whole["selection"]["families"]["the seed"]] == [3] and whole["selection"]["seeds"]["trainings"] == 2
     table = (tiny / "results/honesty.md").read_text().strip()
     assert (tiny / "page.md").read_text() == PAGE.replace("*Not measured yet.*", table)
-    assert "diverged in training" in table and "The yardstick" in table and "| validation set |" in table
+    assert "diverged in training" in table and "Trained on " in table and "The yardstick" in table and "| validation set |" in table
     tables = [part.splitlines() for part in table.split("\n\n") if part.startswith("|")]
     assert len(tables) == 3 and all(len({line.count("|") for line in lines}) == 1 for lines in tables)
 

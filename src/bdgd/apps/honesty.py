@@ -16,6 +16,7 @@ from bdgd.evaluation.epistemic import POINT, SETTING, Training, posterior_functi
 from bdgd.evaluation.honesty import CASES, Case
 from bdgd.evaluation.honesty_scores import measure_case
 from bdgd.evaluation.honesty_table import markdown
+from bdgd.evaluation.methods import training_of
 from bdgd.evaluation.selection import METHODS, selection_scores
 from bdgd.evaluation.tables import read_cell
 from bdgd.models import DeepGradientDescent
@@ -74,7 +75,8 @@ def _measured(job: Reproduction, case: Case, model: DeepGradientDescent | None, 
             scores = measure_case(posterior_of, A, job.effort)
         job.out.note(f"honesty: {case.name}: {scores.psnr:.2f} dB, epistemic std {scores.epistemic_std:.2g}, error {scores.error:.2g}")
     seconds = {"training": model.provenance["seconds"] if model else None, "measuring": round(time.perf_counter() - start, 1)}
-    result = {**identity, "scores": scores.to_dict() if scores else None, "seconds": seconds, **origin(job)}
+    trained_by = training_of(model.provenance) if model else None  # perhaps by other code than that which measures it
+    result = {**identity, "scores": scores.to_dict() if scores else None, "trained": trained_by, "seconds": seconds, **origin(job)}
     write_json(path, result)
     return result
 

@@ -12,7 +12,7 @@ def keep_freed_memory() -> bool:
     """Have the C library keep the memory that tensors give back, instead of returning it to the system; whether it can.
 
     A training step makes and drops the same large tensors over and over. glibc hands tensors of over 32 MB to the system each time,
-    which has to clear every page again when the next step asks for it: that takes longer than the convolutions themselves.
+    which has to clear every page again when the next step asks for it.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

@@ -7,7 +7,7 @@ from typing import Any
 
 from bdgd.evaluation.epistemic import BLOCKS, PATCH, SCHEDULE
 from bdgd.evaluation.honesty import CASES, CHOICES, VALIDATION, Case, Choice
-from bdgd.evaluation.pages import listed, markdown_table, origins
+from bdgd.evaluation.pages import listed, markdown_table, origins, short_commit
 
 #: by the key of a case: what its file holds
 Results = Mapping[str, Mapping[str, Any]]
@@ -41,7 +41,7 @@ def markdown(
         *([_yardstick(selection["seeds"])] if selection and selection["seeds"] else []),
         "**The numbers behind it.** Spreads and errors in thousandths of the image's largest value:",
         markdown_table(_HEAD, [_case_cells(case, results[case.key]["scores"]) for case in cases if case.key in results]),
-        _columns(made),
+        " ".join([_columns(made), *_trained(made)]),
     ]
     if selection:
         parts += ["**What choosing on the test set buys:**", markdown_table(_CHOSEN, _family_cells(selection["families"])), _GAIN]
@@ -114,6 +114,12 @@ def _columns(made: Sequence[Mapping[str, Any]]) -> str:
         f"mean squares over the object's pixels, or over the means of patches of {PATCH} × {PATCH} pixels that lie in the object: a spread "
         "that tells the error would be as large as the error beside it. Total: with σ_K² of the last block."
     )
+
+
+def _trained(made: Sequence[Mapping[str, Any]]) -> list[str]:
+    """By which code the models were trained, which need not be that which measured them."""
+    found = sorted({(str(by["hardware"]), short_commit(str(by["commit"]))) for result in made if (by := result.get("trained"))})
+    return [f"Trained on {'; '.join(f'{hardware}, commit {commit}' for hardware, commit in found)}."] if found else []
 
 
 def _yardstick(seeds: Mapping[str, Any]) -> str:
