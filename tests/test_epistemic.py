@@ -195,6 +195,8 @@ def test_one_command_trains_measures_keeps_and_fills_the_page(tiny: Path) -> Non
     assert scores["ensemble"]["draws"] == 2 and scores["pixels"]["draws"] == 3
     assert scores["ensemble"]["training_seconds"] > scores["point"]["training_seconds"]
     assert whole["chosen"] in ("pixels", "closed")
+    by = whole["rows"]["ensemble"]["trained"]
+    assert [training["seed"] for training in by] == [0, 1] and all(training["hardware"] and training["seconds"] > 0 for training in by)
     table = (tiny / "results/epistemic.md").read_text().strip()
     assert (tiny / "page.md").read_text() == PAGE.replace("-->\n<!-- /", f"-->\n{table}\n<!-- /")
     assert table.count("\n| ") == 4 and "closed form" in table

@@ -7,9 +7,10 @@ options, its name is the command's and its docstring the help. What it cannot us
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 import bdgd
 from bdgd.apps.bench import bench
@@ -40,8 +41,29 @@ COMMANDS: list[Callable[..., None]] = [
     bench,
 ]
 
+
+class _PlainFlags:
+    """Help that shows a flag by its name alone; typer writes `<bool>` beside it, as if it took a value."""
+
+    def get_params(self, context: Any) -> list[Any]:
+        parameters: list[Any] = super().get_params(context)  # type: ignore[misc]
+        for flag in parameters:
+            if getattr(flag, "is_flag", False):
+                flag.metavar = ""
+        return parameters
+
+
+class _Command(_PlainFlags, TyperCommand):
+    pass
+
+
+class _Commands(_PlainFlags, TyperGroup):
+    pass
+
+
 app = typer.Typer(
     name="bdgd",
+    cls=_Commands,
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
@@ -49,7 +71,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for function in COMMANDS:
-    app.command()(as_command(function))
+    app.command(cls=_Command)(as_command(function))
 
 
 def _show_version(wanted: bool) -> None:

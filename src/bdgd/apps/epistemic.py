@@ -14,6 +14,7 @@ from bdgd.apps.training import make_scans
 from bdgd.data import named_generator
 from bdgd.evaluation.epistemic import ROWS, Row, Training, measure, posterior_function
 from bdgd.evaluation.epistemic_table import chosen, markdown
+from bdgd.evaluation.methods import training_of
 from bdgd.models import DeepGradientDescent, Reconstructor
 from bdgd.operators import RayTransform
 from bdgd.storage import write_json
@@ -67,7 +68,8 @@ def _measured(job: Reproduction, row: Row, models: dict[Training, DeepGradientDe
         seconds = sum(float(model.provenance["seconds"]) for model in members) + time.perf_counter() - start
         A = RayTransform(presets[row.trainings[0]].geometry, job.device)
         scores = measure(posterior_function(used, row.draw, job.effort.draws), A, job.effort, round(seconds, 1))
-    result = {**identity, "scores": scores.to_dict(), **origin(job)}
+    trained_by = [training_of(model.provenance) for model in members]  # perhaps by other code than that which measures them
+    result = {**identity, "scores": scores.to_dict(), "trained": trained_by, **origin(job)}
     write_json(path, result)
     job.out.note(f"epistemic: {row.name}: {scores.psnr:.2f} dB, NLL {scores.nll:.3f}, text AUROC {scores.text_auroc:.3f}")
     return result
