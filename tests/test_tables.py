@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bdgd.checks import InputError
-from bdgd.evaluation.pages import insert
+from bdgd.evaluation.pages import insert, machines
 from bdgd.evaluation.tables import PAPER, PAPER_SPREAD, markdown, read_cell, rows, write_cell
 
 
@@ -42,7 +42,7 @@ def test_a_table_has_every_row_of_the_paper_and_says_what_is_missing(tmp_path: P
     left_out = [f"{setting}-{kind}-paper" for kind in ("dgd", "mfvi", "mcdo")] + [f"{setting}-best"]
     assert text.splitlines()[-2:] == [
         f"*Not measured yet, and left out: {', '.join(left_out)}.*",
-        "*Measured on a machine, commit 0123456789.*",
+        "*Measured on a machine (commit 0123456789).*",
     ]
 
 
@@ -70,6 +70,11 @@ def test_a_note_stands_in_the_table(tmp_path: Path) -> None:
 def test_an_unclean_tree_is_said(tmp_path: Path) -> None:
     write_cell(tmp_path, "sparse30", "fbp", [result(20.0, "0123456789abcdef-modified")])
     assert "commit 0123456789-modified" in markdown(tmp_path, "sparse30")
+
+
+def test_each_machine_is_named_once_with_its_commits() -> None:
+    made = [{"hardware": hardware, "commit": commit * 40} for hardware, commit in (("b", "2"), ("a", "1"), ("b", "1"), ("b", "2"))]
+    assert machines(made) == "a (commit 1111111111); b (commits 1111111111, 2222222222)"
 
 
 def test_a_page_is_filled_again_and_again(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from bdgd.evaluation.epistemic import BLOCKS, PATCH, SCHEDULE
 from bdgd.evaluation.honesty import CASES, CHOICES, VALIDATION, Case, Choice
-from bdgd.evaluation.pages import listed, markdown_table, origins, short_commit
+from bdgd.evaluation.pages import listed, machines, markdown_table, origins
 
 #: by the key of a case: what its file holds
 Results = Mapping[str, Mapping[str, Any]]
@@ -118,8 +118,8 @@ def _columns(made: Sequence[Mapping[str, Any]]) -> str:
 
 def _trained(made: Sequence[Mapping[str, Any]]) -> list[str]:
     """By which code the models were trained, which need not be that which measured them."""
-    found = sorted({(str(by["hardware"]), short_commit(str(by["commit"]))) for result in made if (by := result.get("trained"))})
-    return [f"Trained on {'; '.join(f'{hardware}, commit {commit}' for hardware, commit in found)}."] if found else []
+    found = machines(by for result in made if (by := result.get("trained")))
+    return [f"Trained on {found}."] if found else []
 
 
 def _yardstick(seeds: Mapping[str, Any]) -> str:

@@ -55,10 +55,18 @@ def _ends(marker: str) -> tuple[str, str]:
 
 
 def origins(results: Iterable[Mapping[str, Any]]) -> str:
-    """The line below a table: the hardware and commit of every result in it, by the result's "provenance"."""
-    made = [result["provenance"] for result in results]
-    found = {(str(origin["hardware"]), short_commit(str(origin["commit"]))) for origin in made}
-    return f"*Measured on {'; '.join(f'{hardware}, commit {commit}' for hardware, commit in sorted(found)) or 'nothing yet'}.*"
+    """The line below a table: the hardware and commits of the results in it, by their "provenance"."""
+    return f"*Measured on {machines(result['provenance'] for result in results) or 'nothing yet'}.*"
+
+
+def machines(made: Iterable[Mapping[str, Any]]) -> str:
+    """Each hardware once, with its commits: "AMD EPYC, 2 cores (commits 1c37dc78c6, 36f8be096e); NVIDIA H200 (commit 438a3d7163)"."""
+    commits: dict[str, set[str]] = {}
+    for origin in made:
+        commits.setdefault(str(origin["hardware"]), set()).add(short_commit(str(origin["commit"])))
+    return "; ".join(
+        f"{hardware} (commit{'s' if len(found) > 1 else ''} {', '.join(sorted(found))})" for hardware, found in sorted(commits.items())
+    )
 
 
 def left_out(names: Iterable[str]) -> list[str]:
