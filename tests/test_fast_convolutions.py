@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bdgd import backends
 from bdgd.apps.memory import keep_freed_memory
-from bdgd.backends import fast_convolutions
+from bdgd.backends import fast_convolutions, training_precision
 from bdgd.data import GaussianNoise, random_ellipses, simulate
 from bdgd.inference import reconstruct
 from bdgd.metrics import psnr
@@ -47,6 +47,10 @@ def test_bfloat16_is_for_devices_that_prefer_it(preferred: bool, bfloat16: Calla
     bfloat16(preferred)
     with fast_convolutions(torch.device("cpu")):
         assert torch.is_autocast_enabled("cpu") == preferred
+    expected = torch.bfloat16 if preferred else torch.float32
+    assert training_precision(torch.device("cpu")) == expected
+    assert training_precision(torch.device("cpu"), round_images=True) == torch.float32
+    assert training_precision(torch.device("cuda"), round_images=True) == torch.bfloat16
 
 
 @pytest.mark.parametrize(

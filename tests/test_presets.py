@@ -216,6 +216,7 @@ def test_a_run_has_everything(trained: Path) -> None:
     model = load(trained / "model.safetensors")
     assert [record["stage"] for record in model.provenance["stages"]] == ["block-01", "block-02", "joint"]
     assert model.provenance["preset"] == "tiny" and model.provenance["preset_text"] == TINY
+    assert model.provenance["precision"] == "float32"
     assert isinstance(model, DeepGradientDescent) and model.A.geometry == parse_preset(TINY, "tiny").geometry
 
 

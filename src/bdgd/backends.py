@@ -8,9 +8,19 @@ from importlib.util import find_spec
 import torch
 
 
-def fast_convolutions(device: torch.device) -> torch.autocast:
-    """For training a cascade: bfloat16 inside its blocks where that is faster; images, operator and loss keep their precision."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=prefers_bfloat16(device))
+def fast_convolutions(device: torch.device, *, round_images: bool = False) -> torch.autocast:
+    """For training: bfloat16 inside convolutions as `training_precision` has it; operator and loss keep their precision."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=training_precision(device, round_images=round_images) == torch.bfloat16)
+
+
+def training_precision(device: torch.device, *, round_images: bool = False) -> torch.dtype:
+    """Of the convolutions in training: bfloat16 where that is faster.
+
+    round_images: every update of the network goes from image to image, as in learned primal-dual, so that bfloat16 rounds them
+    all. Its kernels on a GPU are worth that; on a CPU it stays in float32.
+    """
+    fast = device.type == "cuda" if round_images else prefers_bfloat16(device)
+    return torch.bfloat16 if fast else torch.float32
 
 
 def prefers_bfloat16(device: torch.device) -> bool:

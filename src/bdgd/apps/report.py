@@ -198,7 +198,7 @@ def _table_of_origin(origin: dict[str, Any]) -> str:
         "its SHA-256": origin.get("scan_sha256"),
         "model": origin.get("model"),
         "trained": _joined(trained, preset="preset {}", date="{}", seconds="in {} s", hardware="on {}", seed="seed {}"),
-        "trained with": _joined(trained, bdgd="bdgd {}", commit="commit {}", torch="torch {}"),
+        "trained with": _joined(trained, bdgd="bdgd {}", commit="commit {}", torch="torch {}", precision="{} convolutions"),
         "reconstructed": _joined(origin, date="{}", seconds="in {} s", hardware="on {}"),
         "with": _joined(origin, bdgd="bdgd {}", commit="commit {}", python="Python {}", torch="torch {}"),
         "draws": _joined(origin, draws="{}", seed="seed {}"),

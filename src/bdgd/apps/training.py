@@ -14,6 +14,7 @@ from bdgd.apps.memory import keep_freed_memory
 from bdgd.apps.options import make_folder
 from bdgd.apps.presets import CALLED, Preset, parse_preset
 from bdgd.apps.provenance import provenance
+from bdgd.backends import training_precision
 from bdgd.checks import InputError
 from bdgd.data import Scans, named_generator, phantom_images, simulate
 from bdgd.models import Reconstructor, save
@@ -76,6 +77,7 @@ def train_preset(
         "preset_text": preset.text,
         "stages": stages,
         **({"data_seed": data.seed} if data is not None else {}),
+        "precision": str(training_precision(device, round_images=preset.kind == "primal-dual")).removeprefix("torch."),
         "seconds": round(time.perf_counter() - start, 1),
         **provenance(preset.seed, device),
     }

@@ -123,8 +123,7 @@ class DirectObjective(Objective):
         self.start, self.sinograms, self.truth = start, scans.sinograms, scans.images
 
     def forward(self, index: Tensor, noise: list[Tensor]) -> Tensor:
-        # On a CPU in float32: every update of primal-dual goes from image to image, and bfloat16 would round them all.
-        with torch.autocast(self.truth.device.type, torch.bfloat16, enabled=self.truth.is_cuda):
+        with fast_convolutions(self.truth.device, round_images=True):
             mean = self.model(self.sinograms[index], self.start[index])
         return 0.5 * ((mean.float() - self.truth[index]) ** 2).mean()
 
