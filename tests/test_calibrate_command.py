@@ -10,7 +10,7 @@ import torch
 from commands import bdgd
 from toys import small_model
 
-from bdgd.apps.calibrate import scans_like_training
+from bdgd.apps.calibrate import _set_of_head, scans_like_training
 from bdgd.apps.presets import parse_preset
 from bdgd.apps.training import make_model
 from bdgd.data import GaussianNoise, random_ellipses, simulate, write_scans
@@ -108,6 +108,11 @@ def test_calibration_scans_are_made_as_the_training_scans_were() -> None:
     model.provenance = {"preset": "own", "preset_text": text}
     scans = scans_like_training(model, "calibration", 6, None, 0)
     assert len(scans) == 6 and scans.correction == preset.correction and scans.noise == preset.noise
+    assert _set_of_head(model) == "train"  # random phantoms are others with every seed
+    pictures = {"preset": "own", "preset_text": text.replace("discs-with-holes", "a/folder/of/pictures")}
+    model.provenance, own = pictures, model.provenance
+    assert _set_of_head(model) == "head"
+    model.provenance = own
     assert scans.images is not None and 0.04 < float(scans.images.max()) < 0.06
     assert not torch.equal(scans.images[:4], scans_like_training(model, "train", 4, None, 0).images)
     assert scans_like_training(model, "calibration", 2, GaussianNoise(0.05), 0).noise == GaussianNoise(0.05)

@@ -35,6 +35,24 @@ def calibration() -> Calibration:
     return bdgd.calibrate(small_model(), small_scans(80), draws=DRAWS, strata=3, generator=torch.Generator().manual_seed(0))
 
 
+def test_a_calibration_does_not_depend_on_the_unit_of_the_images(calibration: Calibration) -> None:
+    unit, scans = 2.0**-30, small_scans(80)
+    model = bdgd.DeepGradientDescent(small_transform(), blocks=2, value_scale=unit)
+    model.load_state_dict(small_model().state_dict())
+    assert scans.images is not None
+    scaled = replace(scans, sinograms=scans.sinograms * unit, images=scans.images * unit)
+    found = bdgd.calibrate(model, scaled, draws=DRAWS, strata=3, generator=torch.Generator().manual_seed(0))
+    assert found.levels == calibration.levels and found.z == calibration.z and len(found.std_edges) == 2
+    assert found.std_edges == pytest.approx([edge * unit for edge in calibration.std_edges])
+
+
+def test_images_without_an_object_are_refused() -> None:
+    scans = small_scans(20)
+    assert scans.images is not None
+    with pytest.raises(InputError, match="no object to calibrate on"):
+        bdgd.calibrate(small_model(), replace(scans, images=0 * scans.images), draws=1)
+
+
 def errors_of_images(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """(std, z) of pixels (count, 1, 8, 8): every image has a difficulty of its own, so its pixels are far from independent."""
     std = torch.exp(torch.randn(count, 1, 8, 8, generator=generator))

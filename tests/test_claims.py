@@ -148,6 +148,10 @@ def test_every_claim_is_there_and_the_authors_beside_it_where_it_can_be_measured
     assert not any(name.endswith(AUTHORS) for name in made.missing), "a twin that is not there is no gap"
 
 
+def test_cells_without_a_seed_in_common_are_said() -> None:
+    assert Claim("a", "s", ("x", "y")).told() == "not measured: the methods have no seed in common"
+
+
 def test_no_verdict_is_hidden() -> None:
     found = [
         Claim("a", "s", ("m",), {"x": 0.25}, True),

@@ -18,7 +18,7 @@ from bdgd.keyed import keyed_generator
 from bdgd.metrics import psnr
 from bdgd.models import DeepGradientDescent, GradientBlock
 from bdgd.operators import ParallelBeam, RayTransform
-from bdgd.training import greedy
+from bdgd.training import finetune_jointly, greedy, train_greedily
 from bdgd.training.frontier import Frontier
 from bdgd.training.loop import Trainer
 
@@ -212,3 +212,11 @@ def test_an_operator_without_a_geometry_trains_too() -> None:
     history = quickly(model, scans, validation=None, epochs=3, augment=True)
     start = float(psnr(initial(bare, TRAIN.sinograms), TRAIN.images).mean())
     assert history["validation_psnr"][0] > start
+
+
+@pytest.mark.parametrize("train", [train_greedily, finetune_jointly])
+def test_a_first_image_with_parameters_of_its_own_is_taken_as_it_is(train: Any) -> None:
+    start = torch.nn.Conv2d(1, 1, 3, padding=1)
+    model = DeepGradientDescent(A, 2, initial=lambda A, y: start(A.T(y)))
+    train(model, TRAIN, epochs=2, batch=4, generator=seeded())
+    assert all(parameter.grad is None for parameter in start.parameters())

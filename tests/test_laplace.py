@@ -11,7 +11,7 @@ from torch import Tensor
 from toys import no_update_undone, small_model, small_transform
 
 from bdgd.checks import InputError
-from bdgd.data import GaussianNoise, Scans, simulate
+from bdgd.data import Correction, GaussianNoise, Scans, simulate
 from bdgd.inference import reconstruct
 from bdgd.models import DeepGradientDescent, State, load, save
 from bdgd.models.last_layers import FullCovarianceLayer
@@ -132,3 +132,9 @@ def test_an_untrained_model_is_refused() -> None:
     model = DeepGradientDescent(small_transform(), blocks=1, last_layer="point")
     with pytest.raises(InputError, match="noise level"):
         laplace(model, scans_of(model))
+
+
+def test_the_correction_of_scans_stays() -> None:
+    model = point_model()
+    model.correction = Correction(air=True, hardening=0.2)
+    assert laplace(model, scans_of(model)).correction == model.correction

@@ -191,6 +191,14 @@ def test_mean_field_is_full_covariance_with_a_diagonal_factor() -> None:
     torch.testing.assert_close(full.kl(), mean_field.kl())
 
 
+@pytest.mark.parametrize("kind", ["mean_field", "full_covariance"])
+def test_the_spread_of_the_output_is_not_rounded_under_autocast(kind: str) -> None:
+    layer, features = fill(make_last_layer(kind, 2)), some_features(2)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = layer.local_variance(features)  # type: ignore[operator]
+    assert torch.equal(found, layer.local_variance(features))  # type: ignore[operator]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_initial_values_are_the_papers(kind: str) -> None:
     layer = make_last_layer(kind, 16)

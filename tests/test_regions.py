@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import NormalDist
 
 import pytest
@@ -155,6 +156,21 @@ def test_half_of_the_discs_lie_on_the_object_and_all_have_their_size() -> None:
         assert disc.sum() == disc[1:-1, 1:-1].sum() or n // DISCS > 2  # smaller ones fit into the image
         cx, cy = round(float((disc.sum(1) * x).sum() / disc.sum())), round(float((disc.sum(0) * x).sum() / disc.sum()))
         assert truth[cx, cy] == 1.0 or n % DISCS >= ON_OBJECT
+
+
+def test_a_calibration_without_regions_gives_none_that_look_calibrated() -> None:
+    mean, mask = torch.rand(1, 1, SIZE, SIZE), torch.ones(SIZE, SIZE, dtype=torch.bool)
+    plain = posterior_of(mean, 0.1 * mean)
+    regions = RegionCalibration(
+        images=9, discs=1, levels=(0.9,), window=3, areas=(1.0, 2.0), mean=((1.0,),), contrast=((1.0,),), area=((1.0,),)
+    )
+    calibration = posterior_of(mean, 0.1 * mean, regions).origin.calibration
+    assert calibration is not None
+    bare = replace(plain, origin=Origin("weights", replace(calibration, regions=None)))
+    for ask in (bare.region, lambda *a, **k: bare.contrast(mask, *a, **k), lambda *a, **k: bare.area_above(0.5, *a, **k)):
+        with pytest.raises(InputError, match="has no regions; calibrate it anew"):
+            ask(mask, 0.9)
+    torch.testing.assert_close(bare.region(mask, 0.9, calibrated=False).upper, plain.region(mask, 0.9).upper)
 
 
 def test_many_regions_at_once_are_the_regions_one_by_one() -> None:

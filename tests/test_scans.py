@@ -30,7 +30,7 @@ class Sums:
 def test_scans_slice_like_a_batch(device: torch.device) -> None:
     scans = some_scans().to(device)
     assert len(scans) == 10 and scans.sinograms.device.type == device.type
-    for which, numbers in ((slice(3, 7), [3, 4, 5, 6]), ([0, 5], [0, 5]), (2, [2]), (-1, [9])):
+    for which, numbers in ((slice(3, 7), [3, 4, 5, 6]), ([0, 5], [0, 5]), (2, [2]), (-1, [9]), (np.int64(4), [4])):
         part = scans[which]
         assert torch.equal(part.sinograms, scans.sinograms[numbers]) and part.images is not None and scans.images is not None
         assert torch.equal(part.images, scans.images[numbers])

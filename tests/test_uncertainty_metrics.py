@@ -133,6 +133,15 @@ def test_ause_is_zero_for_the_perfect_order() -> None:
     assert (reversed_order > ause(posterior, truth)).all()
 
 
+def test_ause_of_an_image_without_error_is_zero() -> None:
+    truth = torch.rand(2, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    mean = truth.clone()
+    mean[1, 0, 0, 0] += 1
+    std = torch.rand(2, 1, 4, 4, generator=torch.Generator().manual_seed(1))
+    found = ause(Gaussian(mean, std), truth)
+    assert float(found[0]) == 0 and float(found[1]) > 0
+
+
 def test_ause_of_equal_error_bars_does_not_depend_on_the_order_of_the_pixels() -> None:
     """Without an order to go by every removal leaves the RMSE as it is; so also where many pixels share one std."""
     posterior, truth = random_case(1)

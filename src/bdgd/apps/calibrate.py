@@ -15,13 +15,13 @@ from bdgd.apps.presets import Preset, parse_preset
 from bdgd.apps.provenance import provenance
 from bdgd.apps.training import make_scans
 from bdgd.checks import InputError
-from bdgd.data import GaussianNoise, Noise, Scans, ellipse_images, named_generator, read_scans, simulate
+from bdgd.data import KINDS, GaussianNoise, Noise, Scans, ellipse_images, named_generator, read_scans, simulate
 from bdgd.inference import calibrate as calibrated
 from bdgd.models import Calibration, DeepGradientDescent, Reconstructor, load, save
 from bdgd.operators import RayTransform
 from bdgd.training import train_scale_head
 
-#: Added to the seed for the scale head: another seed is another stream of images, none of which trained the cascade.
+#: Added to the seed for the scale head: another seed is another stream of random images, none of which trained the cascade.
 OTHER_STREAM = 100_000
 SHOWN = (0.5, 0.68, 0.9, 0.95, 0.99)
 
@@ -90,11 +90,17 @@ def _preset(model: Reconstructor) -> Preset | None:
     return preset if preset is not None and preset.geometry == model.geometry else None
 
 
+def _set_of_head(model: Reconstructor) -> str:
+    """Random phantoms are new with every seed; a folder has no other pictures than its own, and keeps some for the scale head."""
+    preset = _preset(model)
+    return "train" if preset is None or preset.phantoms in KINDS else "head"
+
+
 def _train_head(out: Output, network: Reconstructor, noise: Noise | None, count: int, epochs: int, draws: int, seed: int) -> None:
     """Train a scale head on fresh images, and say what it gains on others."""
     if not isinstance(network, DeepGradientDescent):
         raise InputError("--head needs a cascade; this model has no blocks, leave --head out")
-    fresh = scans_like_training(network, "train", count, noise, seed, offset=OTHER_STREAM)
+    fresh = scans_like_training(network, _set_of_head(network), count, noise, seed, offset=OTHER_STREAM)
     held_out = scans_like_training(network, "validation", max(20, count // 10), noise, seed, offset=OTHER_STREAM)
     with out.progress("scale head", epochs) as step:
 

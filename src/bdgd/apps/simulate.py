@@ -140,7 +140,7 @@ def _at_most_one(*pairs: object) -> None:
 
 
 def _phantoms(phantom: Phantom, text: str, count: int, geometry: Geometry, seed: int) -> Tensor:
-    """(count, 1, H, W); the random ones from a stream of their own, so that no image of the named sets is among them."""
+    """(count, 1, H, W); ellipses from a stream of their own, so that no image of the named sets is among them; discs of the set "test"."""
     size = geometry.image_size
     if phantom == Phantom.discs_with_holes:
         return phantom_images(phantom.value, "test", count, geometry, seed)

@@ -14,7 +14,8 @@ from bdgd.data.formats.contents import named_errors
 
 SUFFIXES = (".png", ".tif", ".tiff", ".npy")
 LARGEST = 2**26  # pixels of one picture: more than any that would be trained on
-_HELD_OUT = 5  # every fifth file is for other sets than training, where there are so many
+#: Which set each of ten files in a row is for. "head" is for a scale head, which must not see what trained the cascade.
+FILE_SETS = (*("train",) * 6, "validation", "head", "calibration", "test")
 _NUMBERS = 6  # random numbers per image
 
 
@@ -25,7 +26,8 @@ def folder_images(
 
     A picture is shifted to minimum 0 and divided by its maximum, cut to a square around its middle, turned by quarter turns, flipped,
     made 3/4 to 1 times as large as the image and laid somewhere in it; around it is 0. A page of a TIFF or a slice of a three-dimensional
-    npy is a picture. set_name "train" takes four of five files, every other set the fifth; all take all where there are fewer.
+    npy is a picture. No file is in two sets: of ten in a row, in the order of their names, `FILE_SETS` says which is for which. With fewer
+    than ten files the last is for validation and the others for training, a single one for both, and there are no other sets.
     """
     count, size = require_count(count, "count"), require_count(size, "size")
     pictures = [picture for path in _files(folder, set_name) for picture in _pictures(path, size)]
@@ -37,15 +39,20 @@ def folder_images(
 
 def _files(folder: str | Path, set_name: str) -> list[Path]:
     folder = Path(folder)
-    require_choice(set_name, ("train", "validation", "calibration", "test"), "set_name")
+    require_choice(set_name, tuple(dict.fromkeys(FILE_SETS)), "set_name")
     if not folder.is_dir():
         raise InputError(f"there is no folder {folder}; phantoms are 'ellipses', 'discs-with-holes' or a folder of {', '.join(SUFFIXES)}")
     files = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and path.is_file())
     if not files:
         raise InputError(f"the folder {folder} holds no picture; put {', '.join(SUFFIXES)} files into it")
-    if len(files) < _HELD_OUT:
-        return files
-    return [path for n, path in enumerate(files) if (n % _HELD_OUT == _HELD_OUT - 1) != (set_name == "train")]
+    if len(files) >= len(FILE_SETS):
+        return [path for n, path in enumerate(files) if FILE_SETS[n % len(FILE_SETS)] == set_name]
+    if set_name not in ("train", "validation"):
+        raise InputError(
+            f"{folder} holds {len(files)} pictures, too few to keep some for {set_name}; put {len(FILE_SETS)} or more into it,"
+            " or bring scans with known images"
+        )
+    return files[-1:] if set_name == "validation" else files[:-1] or files
 
 
 def _pictures(path: Path, size: int) -> list[Tensor]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -61,8 +62,8 @@ class Scans:
 
     def __getitem__(self, which: int | slice | Sequence[int] | Tensor) -> Scans:
         """Some of the scans, always as a batch: `scans[3:7]`, `scans[[0, 5]]`, `scans[2]` (a batch of one)."""
-        if isinstance(which, int):
-            which = [range(len(self))[which]]
+        if isinstance(which, int | np.integer):
+            which = [range(len(self))[int(which)]]
         return replace(self, sinograms=self.sinograms[which], images=None if self.images is None else self.images[which])
 
     def to(self, device: torch.device | str) -> Scans:
@@ -110,7 +111,7 @@ def simulate(
         raise InputError(f"x must be a batch of images (B, 1, H, W), got {tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__}")
     require_finite(x, "x")
     sinograms = []
-    # A stream of its own: what the noise draws depends neither on it nor on the batch.
+    # A stream of its own: what the noise draws depends neither on the kind of mismatch nor on the batch.
     differences = None if mismatch is None else keyed_generator(seed_from(generator), "mismatch")
     for images in x.split(batch):
         clean = A(images.to(getattr(A, "device", x.device)))

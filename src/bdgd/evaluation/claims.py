@@ -49,6 +49,8 @@ class Claim:
         """The numbers in words, or what is missing."""
         if self.missing:
             return f"not measured: {', '.join(self.missing)} is not there yet"
+        if not self.numbers:
+            return "not measured: the methods have no seed in common"
         return ", ".join(f"{name} {value:.3g}" for name, value in self.numbers.items())
 
 

@@ -87,7 +87,7 @@ def ordinary_value(kind: str, views: int, noise: dict[str, Any]) -> float | None
 
 
 def scans_under(condition: Condition, model: Reconstructor, images: Tensor, noise: Noise, seed: int = 0) -> Scans:
-    """Scans of the images (B, 1, H, W) with that one thing wrong. The noise is drawn from the same numbers under every condition."""
+    """Scans of the images (B, 1, H, W) with that one thing wrong. The noise has the same seed under every condition."""
     generator, A = named_generator("conditions noise", seed), model.A
     if condition.kind == "noise":
         return simulate(A, images, GaussianNoise(condition.value / 100), generator=generator)

@@ -44,15 +44,17 @@ def calibrate(
 ) -> Calibration:
     """The calibration of a model on scans with known images, which must be of no other use: not for training, choosing or testing.
 
-    Guaranteed, for a new scan exchangeable with these: on average over scans at most 1 - level of the object's pixels (truth > 1e-6)
-    lie outside `interval(level)`, for each of the `levels`; and at most `false_alarms` of ordinary scans turn the light red. Not
-    guaranteed: every single image or kind of pixel, other objects, noise, geometries or draws. report: called with the images done.
+    Guaranteed, for a new scan exchangeable with these: on average over scans at most 1 - level of the object's pixels (truth above a
+    millionth of the model's value_scale) lie outside `interval(level)`, for each of the `levels`; and at most `false_alarms` of ordinary
+    scans turn the light red. Not guaranteed: every single image or kind of pixel, other objects, noise, geometries or draws.
+    report: called with the images done.
     """
     scans = _prepared(model, scans)
     levels = tuple(sorted({require_level(level) for level in levels}))
     require_choice(draw, ("weights", "pixels"), "draw")
     draws = require_count(draws, "draws") if model.random else 1
     plain, seed, middle = model.with_calibration(None), seed_from(generator), (len(scans) + 1) // 2
+    unit = model.value_scale  # what is counted are multiples of it, so that nothing depends on the unit of the images
 
     def posteriors(part: Scans, name: str) -> Iterator[tuple[Tensor, Tensor, Posterior]]:
         # One by one, each scan with draws of its own: with its draws it is then exchangeable with a new scan and that scan's draws.
@@ -64,14 +66,17 @@ def calibrate(
 
     shape, usual = ScoreHistogram(), Witnesses()
     for y, truth, posterior in posteriors(scans[:middle], "shape"):
-        add_pixels(shape, posterior, truth)
+        add_pixels(shape, posterior, truth, unit)
         usual.add(witnesses_of(plain, y, posterior, scans.noise))
-    guarantee, discs, checked = ScoreHistogram(), DiscScores(seed), Witnesses()
+    guarantee, discs, checked = ScoreHistogram(), DiscScores(seed, unit), Witnesses()
     for y, truth, posterior in posteriors(scans[middle:], "guarantee"):
-        add_pixels(guarantee, posterior, truth)
+        add_pixels(guarantee, posterior, truth, unit)
         discs.add(posterior, truth)
         checked.add(witnesses_of(plain, y, posterior, scans.noise))
 
+    for half in (shape, guarantee):
+        if float(half.mean().sum()) == 0:
+            raise InputError(f"no image of half of the scans has a value above {OBJECT * unit:g}, so there is no object to calibrate on")
     held, std_edges, z = stratified_thresholds(shape, guarantee, levels, require_count(strata, "strata"))
     geometry = model.geometry
     return Calibration(
@@ -82,20 +87,20 @@ def calibrate(
         weights=model.fingerprint(),
         images=guarantee.images,
         levels=held,
-        std_edges=std_edges,
+        std_edges=tuple(edge * unit for edge in std_edges),
         z=z,
         regions=discs.calibration(levels),
         alarm=ordinary_reference(usual, checked, false_alarms),
     )
 
 
-def add_pixels(histogram: ScoreHistogram, posterior: Posterior, truth: Tensor) -> None:
-    """Count the object's pixels of a batch by their predicted std and the z of their error.
+def add_pixels(histogram: ScoreHistogram, posterior: Posterior, truth: Tensor, unit: float = 1.0) -> None:
+    """Count the object's pixels of a batch by their predicted std, in multiples of `unit`, and the z of their error.
 
     The background is left out: it is unknown at inference, but most of it is exact, so it could only make intervals too narrow elsewhere.
     """
     z = posterior.predictive.z(truth - posterior.mean)
-    histogram.add(posterior.std, z, truth > OBJECT)
+    histogram.add(posterior.std / unit, z, truth / unit > OBJECT)
 
 
 def _one_by_one(scans: Scans) -> Iterator[tuple[Tensor, Tensor]]:

@@ -26,22 +26,26 @@ RADII = (1.0, 3.0, 5.0, 7.0, 10.0, 15.0)
 DISCS, ON_OBJECT = 6, 3
 #: Pixels around each one that share the smooth part of an error. Of 5 and 11 the larger gave the narrower intervals at equal coverage.
 WINDOW = 11
-#: What counts as object; in the background most pixels are exact.
+#: What counts as object, in multiples of a model's value_scale; in the background most pixels are exact.
 OBJECT = 1e-6
 
 
 class DiscScores:
-    """Scores of random discs, per size: what multiple of its standard deviation the error of a mean, contrast or area was."""
+    """Scores of random discs, per size: what multiple of its standard deviation the error of a mean, contrast or area was.
 
-    def __init__(self, seed: int):
-        self.seed, self.images = seed, 0
+    unit: the image value that counts as 1.
+    """
+
+    def __init__(self, seed: int, unit: float = 1.0):
+        self.seed, self.unit, self.images = seed, unit, 0
         self._law = RegionCalibration(images=0, discs=DISCS, levels=(), window=WINDOW, areas=AREAS, mean=(), contrast=(), area=())
         self._scores: dict[str, list[Tensor]] = {"mean": [], "contrast": [], "area": []}  # each (B, sizes, discs)
 
     def add(self, posterior: Posterior, truth: Tensor) -> None:
         """Discs in every image (B, 1, H, W), the same number of every size; by its number, so they do not depend on the batch."""
         generators = [keyed_generator(self.seed, "discs", self.images + n) for n in range(len(truth))]
-        masks = torch.stack([random_discs(image[0], g) for image, g in zip(truth, generators, strict=True)])  # (B, sizes * discs, H, W)
+        found = [random_discs(image[0] / self.unit, g) for image, g in zip(truth, generators, strict=True)]
+        masks = torch.stack(found)  # (B, sizes * discs, H, W)
         share = torch.stack([torch.rand(masks.shape[1], generator=g) for g in generators]).to(truth)
         threshold = (0.1 + 0.8 * share) * posterior.mean.amax((2, 3))  # from 0.1 to 0.9 of the image's largest value
         self.images += len(truth)
@@ -49,7 +53,7 @@ class DiscScores:
         others = weights.unflatten(1, (-1, DISCS)).roll(1, 2).flatten(1, 2)  # the next disc of the same size
         both = torch.cat((weights, weights - others), 1)  # together, since every call replays the draws
         mean, std = sums_of(posterior, both, self._law)
-        scores = ((both * truth).sum((2, 3)) - mean).abs() / std.clamp(min=1e-12)
+        scores = ((both * truth).sum((2, 3)) - mean).abs() / std.clamp(min=1e-12 * self.unit)
         for name, part in zip(("mean", "contrast"), scores.chunk(2, 1), strict=True):
             self._keep(name, part)
         self._keep("area", _area_scores(posterior, truth, masks.bool(), threshold))

@@ -111,7 +111,7 @@ def area_above(posterior: Posterior, threshold: float, mask: Tensor, level: floa
     if regions is None:
         z = torch.full((len(inside),), NormalDist().inv_cdf(0.5 + level / 2), dtype=torch.float64, device=inside.device)
     else:
-        z = regions.factor("area", level, inside.sum((1, 2, 3))).double()
+        z = regions.factor("area", level, inside.sum((1, 2, 3)))
     above, reach = reach_of(posterior, threshold)
     z = z[:, None, None, None]
     lower = (inside & above & (reach > z)).sum((1, 2, 3))
@@ -128,6 +128,8 @@ def reach_of(posterior: Posterior, threshold: float | Tensor) -> tuple[Tensor, T
 
 def _calibration(posterior: Posterior, wanted: bool | None) -> RegionCalibration | None:
     calibration = posterior.calibration_in_force(wanted)
-    if wanted and calibration is not None and calibration.regions is None:
-        raise InputError("the model's calibration has no regions; calibrate it anew with bdgd.calibrate(model, scans)")
+    if calibration is not None and calibration.regions is None:
+        raise InputError(
+            "the model's calibration has no regions; calibrate it anew with bdgd.calibrate(model, scans), or ask with calibrated=False"
+        )
     return calibration.regions if calibration is not None else None

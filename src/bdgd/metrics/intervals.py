@@ -23,7 +23,7 @@ class IntervalScores:
 
     @property
     def worst_coverage(self) -> float:
-        """The tenth percentile of the images' coverage: nine images in ten are covered better."""
+        """The tenth percentile of the images' coverage: nine images in ten are covered at least as well."""
         ordered = sorted(self.coverage_per_image)
         return ordered[len(ordered) // 10]
 

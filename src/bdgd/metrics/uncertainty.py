@@ -58,7 +58,8 @@ def ause(posterior: HasPosterior, truth: Tensor) -> Tensor:
     """(B,) area under the sparsification error: does removing the most uncertain pixels remove the largest errors?
 
     Mean over f = 0, 5, ... 90 % of [RMSE without the fraction f of largest std] - [RMSE without the fraction f of largest
-    error], divided by the RMSE of all pixels. 0 is a perfect order. Pixels of the same std have no order: each counts as their mean.
+    error], divided by the RMSE of all pixels. 0 is a perfect order, also of an image without error. Pixels of the same std have no
+    order: each counts as their mean.
     """
     _require_pair(posterior.mean, truth)
     squares = ((truth.double() - posterior.mean.double()) ** 2).flatten(1)  # (B, P)
@@ -66,7 +67,8 @@ def ause(posterior: HasPosterior, truth: Tensor) -> Tensor:
     by_error = squares.sort(dim=1).values
     kept = [max(1, round(squares.shape[1] * (1 - f / 100))) for f in range(0, 95, 5)]
     differences = [by_std[:, :n].mean(1).sqrt() - by_error[:, :n].mean(1).sqrt() for n in kept]
-    return torch.stack(differences).mean(0) / squares.mean(1).sqrt()
+    rmse = squares.mean(1).sqrt()
+    return torch.where(rmse > 0, torch.stack(differences).mean(0) / rmse, 0.0)
 
 
 def _ordered(values: Tensor, key: Tensor) -> Tensor:

@@ -40,7 +40,7 @@ class RegionCalibration:
 
     def factor(self, table: str, level: float, areas: Tensor) -> Tensor:
         """The entry of `mean`, `contrast` or `area` for regions of so many pixels, of any shape; beyond calibrated sizes the nearest."""
-        row = torch.tensor(at_level(level, self.levels, getattr(self, table)), device=areas.device)
+        row = torch.tensor(at_level(level, self.levels, getattr(self, table)), dtype=torch.float64, device=areas.device)
         return row[torch.bucketize(areas.double(), torch.tensor(self.areas[1:-1], dtype=torch.float64, device=areas.device))]
 
 

@@ -167,7 +167,8 @@ class FullCovarianceLayer(GaussianLayer):
     def local_variance(self, features: Tensor) -> Tensor:
         """h' L L' h in every pixel: the columns of L as convolutions, squared and summed."""
         columns = self.cholesky().T.reshape(-1, *self.weight.shape[1:])
-        return F.conv2d(features, columns, padding=1).square().sum(1, keepdim=True)
+        with torch.autocast(features.device.type, enabled=False):
+            return F.conv2d(features.to(columns.dtype), columns, padding=1).square().sum(1, keepdim=True)
 
     def draw(self, count: int, generator: torch.Generator) -> Tensor:
         normal = torch.randn(count, self.weight.numel(), generator=generator, device=generator.device).to(self.weight)

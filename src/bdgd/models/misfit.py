@@ -59,11 +59,9 @@ class PoissonMisfit(GaussianMisfit):
 Misfit = GaussianMisfit
 
 
-def make_misfit(
-    A: LinearOperator, kind: str = "gaussian", scale: float = 80.0, attenuation: float = 1.0, norm: float | None = None
-) -> Misfit:
-    """The misfit of that kind on `A`; ||A|| comes from power iteration unless it is known."""
-    norm = require_positive(operator_norm(A) if norm is None else norm, "the norm of the operator")
+def make_misfit(A: LinearOperator, kind: str = "gaussian", scale: float = 80.0, attenuation: float = 1.0) -> Misfit:
+    """The misfit of that kind on `A`; ||A|| comes from power iteration."""
+    norm = require_positive(operator_norm(A), "the norm of the operator")
     scale = require_positive(scale, "gradient_scale")
     if kind == "gaussian":
         return GaussianMisfit(A, scale, norm)

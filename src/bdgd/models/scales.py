@@ -26,7 +26,7 @@ def value_scale(scan: Scans, homogeneous: bool = False) -> float:
     has no reliable values: the largest line integrals divided by the width of the object's shadow, median over the views.
     """
     assert scan.geometry is not None
-    if scan.geometry.arc[1] < _SHORT_ARC:
+    if scan.geometry.views == 1 or scan.geometry.arc[1] < _SHORT_ARC:
         value = _from_shadows(scan.sinograms[0, 0].double(), scan.geometry.axis_spacing)
     else:
         geometry, _ = training_geometry(scan.geometry, size=min(max(scan.geometry.image_size), _LOOK))

@@ -27,6 +27,7 @@ class Frontier:
     state: State
 
     @classmethod
+    @torch.no_grad()
     def at_start(cls, model: DeepGradientDescent, scans: Scans) -> Frontier:
         """At x_0 of the scans, on the model's device."""
         scans = prepared(model, scans)

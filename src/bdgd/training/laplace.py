@@ -48,6 +48,7 @@ def laplace(
         tempered = kl_weight * float(block.log_noise.double().exp()) ** 2
         spread(block.last, gram_matrix(_features(block, frontier)) / tempered)
         frontier.move(frontier.behind(result, block, keyed_generator(seed, "laplace", k)))
+    result.correction = model.correction
     result.provenance = {**model.provenance, "laplace": {"images": len(scans), "kl_weight": kl_weight, "seed": seed}}
     return result.eval()
 

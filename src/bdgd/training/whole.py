@@ -104,6 +104,7 @@ def train_directly(
     return _train("direct", model, trainer, folder, lambda: _score(model, held_out))
 
 
+@torch.no_grad()
 def _starts(model: DeepGradientDescent | LearnedPrimalDual, scans: Scans) -> torch.Tensor:
     """Where the model starts from for every scan (N, 1, H, W)."""
     return torch.cat([model.start(part) for part in scans.sinograms.split(BATCH)])
