@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import subprocess
 import sys
 from collections.abc import Callable
@@ -130,6 +131,32 @@ def test_training_in_bfloat16_gives_as_good_a_cascade(generator: torch.Generator
         history = train_greedily(model, scans, epochs=8, batch=4, learning_rate=2e-3, generator=torch.Generator().manual_seed(0))
         found.append(history.stages[-1]["validation_psnr"])
     assert found[0] == pytest.approx(found[1], abs=0.3)
+
+
+PAGES = """
+import resource, sys, torch
+from bdgd.backends import expect_tensors
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(5):
+        [torch.zeros(1 << 20) for _ in range(12)]  # 48 MB in tensors of 4 MB, dropped again
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+torch.set_num_threads(1)
+faults()
+plain = faults()
+expect_tensors(torch.device("cpu"))
+faults()
+kept = faults()
+sys.exit(0 if kept < 0.1 * plain else f"{plain} page faults, {kept} after expect_tensors")
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have other rules")
+def test_memory_of_tensors_that_were_expected_is_not_fetched_again() -> None:
+    done = subprocess.run([sys.executable, "-c", PAGES], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
 
 
 def test_freed_memory_is_kept_in_a_process_of_its_own() -> None:

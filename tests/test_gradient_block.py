@@ -92,7 +92,7 @@ def test_dead_channels_are_replaced_without_changing_the_block(kind: str) -> Non
             block.last.log_std[:, 5] = 0.0  # where a dead feature's posterior ends up: at the prior
         before = block.update(x, block.features(x, gradient), block.last.draw(1, keyed_generator(4)))
         replaced = block.revive(x, gradient, keyed_generator(5))
-        outputs = block.activations(x, gradient)
+        outputs = list(block.activations(x, gradient))
         after = block.update(x, outputs[-1], block.last.draw(1, keyed_generator(4)))
     assert replaced >= 6
     assert all(float(layer.bias.detach()[channel]) > -100 for layer, channel in zip(block.hidden, (3, 7, 2, 30, 11, 5), strict=True))

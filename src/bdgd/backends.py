@@ -1,4 +1,4 @@
-"""What makes a device fast: bfloat16 in training, and kernels written in Triton, where they can be used; without, it is only slower."""
+"""What makes a device fast: bfloat16 in training, memory that is kept, and kernels written in Triton; without, it is only slower."""
 
 from __future__ import annotations
 
@@ -33,6 +33,16 @@ def _cpu_has_bfloat16() -> bool:
     """Without its instructions a CPU emulates bfloat16, slowly. PyTorch 2.11 has no public name for this question."""
     asked = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
     return any(supported() for supported in asked if supported is not None)
+
+
+def expect_tensors(device: torch.device) -> None:
+    """To be called before tensors of some MB are made and dropped over and over on a CPU: glibc then keeps their memory.
+
+    It gives freed memory back to the system beyond twice the largest block, of up to 32 MB, that it has seen freed, and pages that
+    the system hands out have to be cleared one by one. So one block of that size is made and dropped, without being touched.
+    """
+    if device.type == "cpu":
+        torch.empty(31 << 20, dtype=torch.uint8)
 
 
 def triton_works(device: torch.device) -> bool:

@@ -15,7 +15,6 @@ import typer
 
 from bdgd.apps.bench_quality import measure_quality
 from bdgd.apps.console import Output
-from bdgd.apps.memory import keep_freed_memory
 from bdgd.apps.options import Device, choose_device, make_folder, require_writable
 from bdgd.apps.provenance import file_name, hardware, provenance, version_of
 from bdgd.checks import InputError
@@ -56,8 +55,6 @@ def bench(
     Writes FOLDER/DEVICE.json and a plot, and says which of the project's own requirements are met on this machine.
     """
     where = choose_device(device)
-    if where.type == "cpu":
-        keep_freed_memory()  # as in `bdgd train`; the plain loop beside it profits too
     parts = _chosen(only, quality, where)
     path = make_folder(output) / f"{file_name(hardware(where))}.json"
     if page is not None:

@@ -20,6 +20,7 @@ from bdgd.apps.demo import demo
 from bdgd.apps.doctor import doctor
 from bdgd.apps.evaluate import evaluate
 from bdgd.apps.measured import measured
+from bdgd.apps.memory import keep_freed_memory
 from bdgd.apps.reconstruct import reconstruct
 from bdgd.apps.reproduce import reproduce
 from bdgd.apps.simulate import simulate
@@ -93,4 +94,5 @@ def _bdgd(version: Version = False) -> None:
 
 def main() -> None:
     """The entry point of the `bdgd` script."""
+    keep_freed_memory()
     app(prog_name="bdgd")

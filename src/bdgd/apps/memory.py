@@ -11,8 +11,8 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 def keep_freed_memory() -> bool:
     """Have the C library keep the memory that tensors give back, instead of returning it to the system; whether it can.
 
-    A training step makes and drops the same large tensors over and over. glibc hands tensors of over 32 MB to the system each time,
-    which has to clear every page again when the next step asks for it.
+    Training and sampling make and drop the same large tensors over and over. glibc hands tensors of over 32 MB to the system each time,
+    which has to clear every page again when the next step asks for it. Libraries have `bdgd.backends.expect_tensors` for smaller ones.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

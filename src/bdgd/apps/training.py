@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from bdgd.apps.memory import keep_freed_memory
 from bdgd.apps.options import make_folder
 from bdgd.apps.presets import CALLED, Preset, parse_preset
 from bdgd.apps.provenance import provenance
@@ -62,8 +61,6 @@ def train_preset(
     so the members of an ensemble differ in their start and in the order of the images alone.
     """
     start = time.perf_counter()
-    if device.type == "cpu":
-        keep_freed_memory()
     _keep(preset, run, device)
     A = RayTransform(preset.geometry, device=device)
     model = make_model(preset, A)

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bdgd.backends import expect_tensors
 from bdgd.checks import InputError, require_choice, require_count, require_positive
 from bdgd.inference.moments import Moments
 from bdgd.inference.posterior import Origin, Posterior
@@ -169,6 +170,7 @@ def _draws(model: Reconstructor, y: Tensor, count: int, seed: int, mode: str, at
         # One pass costs little, and bfloat16 rounds an image ten times over in learned primal-dual: always in float32.
         yield [model.value_scale * torch.cat([model(part) for part in parts])]
         return
+    expect_tensors(y.device)
     starts = [model.begin(part) for part in parts]
     with _precision(y, fast):  # all draws share the first block's input, so its features are computed once
         features = [model.blocks[0].features(state.x, state.gradient) for state in starts]

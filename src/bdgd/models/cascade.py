@@ -7,7 +7,7 @@ The last convolution of f_k is Bayesian (`last_layers`); everything before it ha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
@@ -78,24 +78,28 @@ class GradientBlock(nn.Module):
         """What the last layer sees: (B, 16, H, W) from the image and the gradient (B, 1, H, W)."""
         if fused.usable(x):
             return fused.features(x, gradient, [parameter for layer in self.hidden for parameter in layer.parameters()])
-        return self.activations(x, gradient)[-1]
+        for output in self.activations(x, gradient):
+            last = output  # the one before is dropped, and its memory used again
+        return last
 
-    def activations(self, x: Tensor, gradient: Tensor) -> list[Tensor]:
-        """The outputs of the hidden layers, each (B, C, H, W).
+    def activations(self, x: Tensor, gradient: Tensor) -> Iterator[Tensor]:
+        """The outputs of the hidden layers one after the other, each (B, C, H, W).
 
         Autocast leaves the first layers alone: an image with the 8 bits of bfloat16 has rounding in it that differs from draw to draw,
-        and would count as uncertainty.
+        and would count as uncertainty. ReLUs work in place: every tensor less is memory that need not be fetched.
         """
-        outputs = []
+        branches = []
         for branch, signal in ((self.image_branch, x), (self.gradient_branch, gradient)):
             with torch.autocast(x.device.type, enabled=False):
-                outputs.append(F.relu(branch[0](signal)))
-            outputs.append(F.relu(branch[1](outputs[-1])))
-        signal = torch.cat((outputs[1], outputs[3]), 1)
+                signal = F.relu_(branch[0](signal))
+            yield signal
+            branches.append(F.relu_(branch[1](signal)))
+            yield branches[-1]
+        signal = torch.cat(branches, 1)
+        branches.clear()
         for layer in self.merge:
-            signal = F.relu(layer(signal))
-            outputs.append(signal)
-        return outputs
+            signal = F.relu_(layer(signal))
+            yield signal
 
     @torch.no_grad()
     def revive(self, x: Tensor, gradient: Tensor, generator: torch.Generator) -> int:
@@ -105,7 +109,7 @@ class GradientBlock(nn.Module):
         features: their posterior has gone back to the prior, whose draws would drown the image if such a feature woke up.
         """
         count = 0
-        for n, output in enumerate(self.activations(x, gradient)):
+        for n, output in enumerate(list(self.activations(x, gradient))):
             dead = (output.amax((0, 2, 3)) <= 0).nonzero()[:, 0]
             for parameter, fresh in zip(self.hidden[n].parameters(), fresh_parameters(self.hidden[n], generator), strict=True):
                 parameter[dead] = fresh.to(parameter.device)[dead]
