@@ -165,10 +165,19 @@ def test_the_light() -> None:
     for light, p in zip(alarm.light, alarm.p.tolist(), strict=True):
         assert light == ("red" if p <= 0.1 else "amber" if p <= 0.2 else "green")
     assert alarm.reason(20) in SHARES and set(alarm.values) == set(SHARES)
-    with pytest.raises(InputError, match="calibrate with"):
+    with pytest.raises(InputError, match="has none or too few"):
         bdgd.alarm(model, y, posterior)
     with pytest.raises(InputError, match="holds for 2 draws"):
         bdgd.alarm(calibrated, y, bdgd.reconstruct(calibrated, y, 3))
+    with pytest.raises(InputError, match="each sinogram with its posterior"):
+        bdgd.alarm(calibrated, y[:1], posterior)
+    with pytest.raises(InputError, match="not with a rest added"):
+        bdgd.alarm(calibrated, y, bdgd.explain_rest(calibrated, y, posterior))
+
+
+@pytest.mark.parametrize(("images", "rate", "enough"), [(18, 0.05, False), (19, 0.05, True), (98, 0.01, False), (99, 0.01, True)])
+def test_an_alarm_that_could_never_be_red_is_none(images: int, rate: float, enough: bool) -> None:
+    assert (ordinary_reference(ordinary(40, 0), ordinary(images, 1), rate) is not None) == enough
 
 
 def test_shares_are_a_budget() -> None:

@@ -25,7 +25,7 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     save(small_model(), folder / "model.safetensors")
     result = bdgd(
         *("calibrate", folder / "model.safetensors", "-o", folder / "out.safetensors"),
-        *("--images", 24, "--draws", 2, "--head", 12, "--epochs", 1, "--device", "cpu"),
+        *("--images", 40, "--draws", 2, "--head", 12, "--epochs", 1, "--device", "cpu"),
     )
     assert result.exit_code == 0, result.output
     return folder / "out.safetensors", result.stdout
@@ -43,9 +43,21 @@ def test_it_says_what_it_guarantees_and_what_not(calibrated: tuple[Path, str]) -
         assert words in said
     model = load(path)
     assert model.calibration is not None and model.scale_head is not None
-    assert model.calibration.draws == 2 and model.calibration.images == 12
+    assert model.calibration.draws == 2 and model.calibration.images == 20
     assert model.calibration.noise == GaussianNoise(0.01).to_dict()
-    assert model.provenance["calibration"]["images"] == 24 and model.provenance["scale_head"]["images"] == 12
+    assert model.provenance["calibration"]["images"] == 40 and model.provenance["scale_head"]["images"] == 12
+
+
+def test_few_scans_give_intervals_and_no_alarm(tmp_path: Path) -> None:
+    save(small_model(), tmp_path / "model.safetensors")
+    few = tmp_path / "few.safetensors"
+    result = bdgd("calibrate", tmp_path / "model.safetensors", "-o", few, "--images", 20, "--draws", 2, "--device", "cpu")
+    assert result.exit_code == 0, result.output
+    said = " ".join(result.output.split())
+    assert "there is no alarm: 20 scans are too few" in said and "38 are enough" in said
+    result = bdgd("reconstruct", write_scan(tmp_path / "scan.h5"), "--model", few, "-o", tmp_path / "out", "--draws", 2, "--level", 0.8)
+    assert result.exit_code == 0, result.output
+    assert "alarm" not in result.stdout
 
 
 def test_reconstruct_uses_it_and_shows_the_light(calibrated: tuple[Path, str], tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from refusals import refusal
 from torch import Tensor
 from toys import dense, small_model, small_transform, some_sinograms
 
@@ -16,6 +17,7 @@ import bdgd
 from bdgd.checks import InputError
 from bdgd.data import GaussianNoise, Scans, random_ellipses, simulate
 from bdgd.inference import Miscoverage, Posterior, calibrating, edge_mask, reconstruct
+from bdgd.inference.posterior import Origin
 from bdgd.inference.risk_control import LEVELS, Z_EDGES, ScoreHistogram, allowed_loss, stratified_thresholds, threshold_per_level
 from bdgd.keyed import keyed_generator, seed_from
 from bdgd.models import Calibration, ScaleMixture, calibration_from_dict, load, read_tensors, save, write_tensors
@@ -110,6 +112,31 @@ def test_small_and_large_error_bars_are_both_right() -> None:
         covered = z <= looked_up(std, edges, row)
         for part in (std < 0.35, (std > 0.35) & (std < 0.6), (std > 1.7) & (std < 2.5), std > 2.5):
             assert float(covered[part].double().mean()) == pytest.approx(level, abs=0.04)
+
+
+def test_error_bars_that_are_far_too_small_hold_what_they_say_or_nothing() -> None:
+    """Errors of a thousand stated standard deviations are larger than those of a hundred, and beyond all cells no level is held."""
+    g = torch.Generator().manual_seed(6)
+    std = torch.ones(400, 1, 8, 8)
+    error = 10 ** (4 * torch.rand(std.shape, generator=g, dtype=torch.float64))
+    z = ScaleMixture.gaussian(std).z(error)
+    held, edges, table = stratified_thresholds(histogram(std[:200], z[:200]), histogram(std[200:], z[200:]), (0.5, 0.9), 4)
+    new = 10 ** (4 * torch.rand(std.shape, generator=g, dtype=torch.float64))
+    for level, row in zip(held, table, strict=True):
+        half = ScaleMixture.gaussian(std).half_width(looked_up(std, edges, row))
+        assert float((new <= half).double().mean()) == pytest.approx(level, abs=0.02)
+    assert held == (0.5, 0.9)
+    assert stratified_thresholds(histogram(std, 1e3 * z), histogram(std, 1e3 * z), (0.5, 0.9), 4)[0] == ()
+
+
+def test_pixels_that_share_the_largest_std_leave_the_other_strata_alone() -> None:
+    g = torch.Generator().manual_seed(7)
+    std = torch.exp(torch.randn(50, 1, 20, 20, generator=g)).clamp(max=2.0)  # a quarter of the pixels has 2
+    z = torch.where(std == 2.0, 4.0, 1.0) * torch.randn(std.shape, generator=g).abs()
+    _, edges, table = stratified_thresholds(histogram(std, z), histogram(std, z), (0.9,), 8)
+    assert len(edges) >= 5
+    for part in (std < 0.5, std == 2.0):
+        assert float((z <= looked_up(std, edges, table[0]))[part].double().mean()) == pytest.approx(0.9, abs=0.04)
 
 
 def test_a_histogram_knows_what_the_pixels_know() -> None:
@@ -306,3 +333,31 @@ def test_miscoverage_counts_where_intervals_miss() -> None:
     stratum = int(torch.bucketize(torch.tensor(0.329, dtype=torch.float64), edges))
     assert int(count[stratum]) == 24 and float(share[stratum]) == 0.25
     assert edge_mask(truth)[0, 0].any(1).tolist() == [False, True, True, False, False, False]
+
+
+def test_a_calibration_is_for_one_scale_of_values_and_of_the_gradient() -> None:
+    calibration = bdgd.calibrate(small_model(), small_scans(20), draws=1)
+    for argument in ({"value_scale": 20.0}, {"gradient_scale": 1000.0}):
+        other = bdgd.DeepGradientDescent(small_transform(), blocks=2, **argument)
+        other.load_state_dict(small_model().state_dict())
+        with refusal("the calibration was made for a model with"):
+            other.with_calibration(calibration)
+    old = replace(calibration, arguments=None)  # as in a file from before they were kept
+    assert small_model().with_calibration(old).calibration == old
+
+
+def test_where_intervals_miss_does_not_depend_on_the_unit_of_the_images() -> None:
+    truth = random_ellipses(4, 16, generator=torch.Generator().manual_seed(0))
+    error = 0.1 * torch.randn(truth.shape, generator=torch.Generator().manual_seed(1))
+    found = []
+    for unit in (1.0, 2.0**-30):
+        variance = torch.full_like(truth, (0.1 * unit) ** 2)
+        posterior = Posterior(unit * (truth + error), 0 * variance, variance, 1, 0, lambda: iter(()), origin=Origin(unit=unit))
+        misses = Miscoverage(0.9)
+        with refusal("nothing was counted yet"):
+            misses.on_edges()
+        with refusal("must have one shape"):
+            misses.add(posterior, truth[:2])
+        misses.add(posterior, unit * truth)
+        found.append((misses.per_image().tolist(), misses.on_edges(), misses.in_background(), misses.by_width()[2].tolist()))
+    assert found[0] == found[1] and 0 < found[0][1] < 0.2

@@ -35,6 +35,7 @@ def test_gaussian_and_student_crps_are_the_integral(mean: float, std: float, tru
 def test_the_crps_of_a_certain_prediction_is_the_absolute_error() -> None:
     mean, truth = torch.tensor([0.0, 1.0]), torch.tensor([0.5, 1.0])
     assert gaussian_crps(mean, torch.zeros(2), truth).tolist() == pytest.approx([0.5, 0.0])
+    assert student_t_crps(5.0)(mean, torch.zeros(2), truth).tolist() == pytest.approx([0.5, 0.0])
     assert draws_crps(mean[None], truth).tolist() == [0.5, 0.0]
 
 

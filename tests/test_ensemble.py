@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from toys import small_model, small_transform, some_sinograms
@@ -9,6 +11,7 @@ from toys import small_model, small_transform, some_sinograms
 from bdgd.checks import InputError
 from bdgd.inference import Posterior, reconstruct, reconstruct_ensemble
 from bdgd.models import DeepGradientDescent, Reconstructor
+from bdgd.operators import RayTransform
 
 A = small_transform()
 
@@ -79,3 +82,6 @@ def test_what_is_refused() -> None:
         reconstruct_ensemble(members("mean_field"), y, 2)
     with pytest.raises(InputError, match="same scans"):
         reconstruct_ensemble([small_model("point", A), small_model("point", small_transform(size=12))], y)
+    turned = RayTransform(replace(A.geometry, angles=tuple(angle + 0.1 for angle in A.geometry.angles)))
+    with pytest.raises(InputError, match="different geometries"):
+        reconstruct_ensemble([small_model("point", A), small_model("point", turned)], y)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from refusals import refusal
 
+import bdgd
 from bdgd.checks import InputError
-from bdgd.data import random_ellipses
+from bdgd.data import GaussianNoise, random_ellipses, simulate
 from bdgd.inference import explain_rest, reconstruct
 from bdgd.inference.rest import EDGE, smooth_rest
 from bdgd.models import DeepGradientDescent
@@ -71,3 +73,17 @@ def test_a_posterior_moves_with_its_draws_and_keeps_its_variances(generator: tor
     assert float(missed[1]) < 0.5 * float(missed[0])
     with pytest.raises(InputError, match="weight"):
         explain_rest(model, y, before, weight=0.0)
+
+
+def test_what_was_moved_is_not_calibrated_any_more(generator: torch.Generator) -> None:
+    model = make_model()
+    scans = simulate(model.A, random_ellipses(22, SIZE, generator=generator), GaussianNoise(0.01), generator=generator)
+    model = model.with_calibration(bdgd.calibrate(model, scans[:20], draws=2))
+    before = reconstruct(model, scans.sinograms[20:], 2)
+    after = explain_rest(model, scans.sinograms[20:], before)
+    assert before.calibrated and not after.calibrated
+    widths = [upper - lower for lower, upper in (posterior.interval(0.5) for posterior in (before, after))]
+    inside = (before.interval(0.5)[0] > 0) & (after.interval(0.5)[0] > 0)
+    torch.testing.assert_close(widths[0][inside], widths[1][inside], rtol=1e-3, atol=1e-4)
+    with refusal("not with a rest added"):
+        after.interval(0.5, calibrated=True)

@@ -65,7 +65,7 @@ def test_adding_a_variance_is_the_convolution_with_a_gaussian() -> None:
 def test_half_width_is_the_inverse_of_z(dtype: torch.dtype) -> None:
     m = mixture(size=(6, 6))
     m = ScaleMixture(m.log_weights.to(dtype), m.variances.to(dtype))
-    error = torch.logspace(-6, -0.4, 36).reshape(1, 1, 6, 6).to(dtype)
+    error = torch.logspace(-6, 3, 36).reshape(1, 1, 6, 6).to(dtype)
     z = m.z(error)
     assert bool((z.flatten().diff() > 0).all()) and bool(z.isfinite().all())
     torch.testing.assert_close(m.half_width(z), error, rtol=1e-5, atol=0)
@@ -89,8 +89,8 @@ def test_the_probability_above() -> None:
         assert float(m.above(torch.full((1, 1, 1, 1), gap, dtype=torch.float64))) == pytest.approx(expected, rel=1e-9)
 
 
-def test_errors_far_out_stay_finite_and_belong_to_the_widest_component() -> None:
+def test_errors_far_out_are_told_apart_and_belong_to_the_widest_component() -> None:
     huge = torch.full((1, 1, 1, 1), 1e3, dtype=torch.float64)
-    assert math.isfinite(float(mixture().z(huge)))
+    assert float(mixture().z(huge)) == pytest.approx(1e3 / STDS[-1], rel=1e-6)
     expected = math.log(WEIGHTS[-1]) + stats.norm.logpdf(1e3, scale=STDS[-1])
     assert float(mixture().log_density(huge)) == pytest.approx(expected, rel=1e-12)

@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
@@ -15,7 +15,7 @@ import pytest
 import torch
 from matplotlib.image import imread
 from torch import Tensor
-from toys import MODELS, small_model
+from toys import MODELS, small_model, small_transform
 from typer.testing import CliRunner
 
 from bdgd.apps.cli import app
@@ -25,6 +25,7 @@ from bdgd.evaluation import Method, remembering, save_figure, score_uncertainty,
 from bdgd.evaluation.strata import strata
 from bdgd.inference import reconstruct
 from bdgd.metrics import auroc, ause, coverage, nll, student_t_nll
+from bdgd.models import DeepGradientDescent
 
 EPISTEMIC, ALEATORIC = 0.03, 0.02  # standard deviations
 DRAWS = 12
@@ -150,6 +151,23 @@ def test_every_model_can_be_scored(name: str) -> None:
     values = found.to_dict()
     assert json.loads(json.dumps(values, allow_nan=False))["strata"]["all"]["pixels"] == 3 * 16 * 16
     assert values["strata"]["all"]["patch_nll"].keys() == {2}
+
+
+def test_scores_do_not_depend_on_the_unit_of_the_images() -> None:
+    found = []
+    for unit in (1.0, 2.0**-30):
+        model = DeepGradientDescent(small_transform(), blocks=2, value_scale=unit)
+        model.load_state_dict(small_model().state_dict())
+        scans = model_scans(small_model())
+        assert scans.images is not None
+        scans = replace(scans, sinograms=unit * scans.sinograms, images=unit * scans.images)
+        kinds = score_uncertainty(model, scans, draws=4, patches=(2,)).strata
+        found.append(
+            {name: (s.pixels, s.rmse / unit, s.squared_z, s.error_auroc, s.ause, s.constant_widths[0] / unit) for name, s in kinds.items()}
+        )
+    assert found[0].keys() == found[1].keys() == {"all", "object", "background", "edges"}
+    for name, values in found[0].items():
+        assert found[1][name] == pytest.approx(values, rel=1e-4)
 
 
 def test_without_patches_no_draw_is_made_again() -> None:

@@ -64,7 +64,7 @@ def calibrate(
     network = network.with_calibration(calibration)
     network.provenance = network.provenance | {"calibration": provenance(seed, where) | {"images": len(ours), "draws": draws}}
     save(network, output)
-    _tell(out, calibration, ours, output)
+    _tell(out, calibration, ours, false_alarms, output)
 
 
 def scans_like_training(model: Reconstructor, which: str, count: int, noise: Noise | None, seed: int, offset: int = 0) -> Scans:
@@ -118,7 +118,7 @@ def _train_head(out: Output, network: Reconstructor, noise: Noise | None, count:
     network.provenance = network.provenance | {"scale_head": {"images": count, "seed": seed, **record}}
 
 
-def _tell(out: Output, calibration: Calibration, scans: Scans, output: Path) -> None:
+def _tell(out: Output, calibration: Calibration, scans: Scans, false_alarms: float, output: Path) -> None:
     """What was found and what it is worth, in plain words."""
     strata = len(calibration.std_edges) + 1
     shown = [level for level in SHOWN if calibration.levels and level <= calibration.levels[-1]]
@@ -129,19 +129,17 @@ def _tell(out: Output, calibration: Calibration, scans: Scans, output: Path) -> 
     columns = ("level", "least z", "largest z")
     out.table(columns, rows, f"z to which intervals reach, over {strata} strata of predicted standard deviation", right=columns)
     noise = ", ".join(f"{name} {value}" for name, value in calibration.noise.items()) if calibration.noise else "not stated"
-    rate = calibration.alarm.false_alarms if calibration.alarm else 0.0
     out.say(
         f"guaranteed: for a new scan of this kind (exchangeable with the {len(scans)} calibration scans: the same kind of object, this"
         f" geometry, noise ({noise}), {calibration.draws} draws), on average over scans at most 10 % of the object's pixels lie"
-        f" outside the 90 % interval, and so for every level up to {calibration.levels[-1]:.1%};"
-        f" at most {rate:.0%} of such scans turn the light red"
+        f" outside the 90 % interval, and so for every level up to {calibration.levels[-1]:.1%}"
+        + (f"; at most {calibration.alarm.false_alarms:.0%} of such scans turn the light red" if calibration.alarm else "")
     )
     out.say(
         "not guaranteed: each single image, each kind of pixel (edges are checked, not promised), objects of another kind,"
         " another noise or geometry; the alarm is there for these"
     )
-    if (calibration.images + 1) * rate < 1:
-        out.note(
-            f"with {calibration.images} scans to compare with the light cannot turn red; {math.ceil(2 / rate)} calibration scans are enough"
-        )
+    if calibration.alarm is None:
+        enough = 2 * math.ceil(1 / false_alarms - 1)
+        out.note(f"there is no alarm: {len(scans)} scans are too few for a light that is red on {false_alarms:.0%}; {enough} are enough")
     out.say(f"wrote {output}")

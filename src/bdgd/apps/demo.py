@@ -130,7 +130,7 @@ def _report(
         origin=origin,
         command=command,
         truth=truth,
-        alarm=alarm(model, y, posterior) if posterior.calibrated else None,
+        alarm=alarm(model, y, posterior) if model.has_alarm else None,
     )
     write_text(folder / "report.html", report(subject))
 

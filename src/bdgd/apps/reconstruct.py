@@ -177,7 +177,7 @@ def _reconstruct(task: Task, job: _Job, scan: Scans, index: int, step: Step) -> 
             f"{task.path}, slice {index}: the image is not finite; the scan's largest value is {float(y.abs().max()):.3g},"
             " check that it holds line integrals, -log of the transmitted share"
         )
-    light = alarm(job.network, y, posterior) if posterior.calibrated else None  # of what the model itself says
+    light = alarm(job.network, y, posterior) if job.network.has_alarm else None  # of what the model itself says
     posterior = explain_rest(job.network, y, posterior) if job.rest else posterior
     return Subject(
         name=printable(task.path.name),
@@ -206,7 +206,7 @@ def _thumbnail(subject: Subject) -> Thumbnail:
 def _origin(task: Task, job: _Job) -> dict[str, Any]:
     """Where the result comes from: the scan by its hash, the model with its own provenance, and what ran."""
     asked: dict[str, Any] = {"model": printable(job.model), "draws": job.draws if job.network.random else 1, "level": job.level}
-    asked["calibrated"] = task.calibrated
+    asked["calibrated"] = task.calibrated and not job.rest  # see `Origin.moved`
     asked |= {"rest": True} if job.rest else {}
     found: dict[str, Any] = {"scan": printable(task.path.name), "scan_sha256": digest(task.path)}
     found |= {"notes": list(task.notes)} if task.notes else {}

@@ -67,11 +67,12 @@ def _lead(subject: Subject) -> str:
     """The first sentences: what was done, whether the error bars are calibrated, and whether they can hold for this scan."""
     model, draws = escaped(subject.origin.get("model", "a model")), subject.posterior.number
     made = "one pass" if draws == 1 else f"{draws} draws"
-    trust = (
-        f"Its intervals of level {percent(subject.level)} are calibrated on scans of known truth."
-        if subject.calibrated
-        else "Its error bars are as the model states them, not calibrated: they rank pixels, and may be too narrow or too wide."
-    )
+    if subject.calibrated:
+        trust = f"Its intervals of level {percent(subject.level)} are calibrated on scans of known truth."
+    elif subject.posterior.origin.moved:
+        trust = "A smooth rest was added, and its error bars moved along: a calibration of the model says nothing about the sum."
+    else:
+        trust = "Its error bars are as the model states them, not calibrated: they rank pixels, and may be too narrow or too wide."
     turned = subject.origin.get("rotation_degrees")
     lies = f" Turn the image by {turned:g} degrees counter-clockwise to see it as the object lay." if turned else ""
     doubt = f' <b class="doubt">{escaped(subject.doubt())}</b>' if subject.doubt() else ""
@@ -132,7 +133,7 @@ def _against_truth(subject: Subject, truth: Tensor) -> list[tuple[str, str]]:
 
 def _regions_note(subject: Subject) -> str:
     words = ["The mean value of each disc, with the interval of that mean; draws keep how pixels err together."]
-    if not subject.calibrated:
+    if subject.posterior.origin.calibration is None:
         words.append(
             "Without a calibration the aleatoric part counts as independent from pixel to pixel, so the intervals may be too narrow."
         )

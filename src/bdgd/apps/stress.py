@@ -62,7 +62,7 @@ def stress(
     anatomy = None if slices is None else read_slices(slices, side)
     phantoms = network.value_scale * ellipse_images("test", images, side, seed, device=where)
     patients = None if anatomy is None else network.value_scale * anatomy.images.to(where)
-    if network.calibration is None or network.calibration.alarm is None:
+    if not network.has_alarm:
         out.note("this model is not calibrated: its intervals promise nothing and it has no alarm; see bdgd calibrate")
     total = images * (1 + len(conditions)) + (0 if patients is None else len(patients))
     with out.progress("scans", total) as step:

@@ -156,7 +156,7 @@ def _point(
     assert scans.images is not None
     watch = _Watch(model, scans.images, draws, seed)
     done = None if report is None else lambda images, _: report(condition, images)
-    scores = score_uncertainty(watch, scans, (level,), patches=(), batch=batch, report=done)
+    scores = score_uncertainty(watch, scans, (level,), patches=(), unit=model.value_scale, batch=batch, report=done)
     return watch.point(condition, scores)
 
 
@@ -168,7 +168,7 @@ class _Watch:
         self.psnr: list[float] = []
         self.lights: list[str] = []
         self.reasons: Counter[str] = Counter()
-        self.alarmed = model.calibration is not None and model.calibration.alarm is not None
+        self.alarmed = model.has_alarm
 
     def __call__(self, y: Tensor) -> Posterior:
         # Every batch gets the same draws of the weights, so that the result does not depend on its size.

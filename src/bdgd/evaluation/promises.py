@@ -54,7 +54,7 @@ def measure_promises(model: Reconstructor, images: int = 1000, texts: int = 100,
     if model.calibration is None or model.calibration.noise is None:
         raise InputError("the promises are those of a calibrated model with known noise; make one with bdgd calibrate MODEL --head 2000")
     watch = _Watch(model, _scans(model, ellipse_images("test", images, model.A.domain_shape[1], FRESH), "fresh noise"))
-    scores = score_uncertainty(watch, watch.scans, patches=(), report=report)
+    scores = score_uncertainty(watch, watch.scans, patches=(), unit=model.value_scale, report=report)
     found, rung = _with_texts(model, texts)
     nll = {kind: float(total / count) for kind, (total, count) in watch.nll.items()}
     covered = {place: count / (images * DISCS) for place, count in watch.covered.items()}

@@ -24,9 +24,10 @@ from bdgd.metrics import (
     SparsificationCurve,
     squared_z,
 )
-from bdgd.metrics.streaming import PixelFunction
+from bdgd.metrics.streaming import LogBins, PixelFunction
 
-_SMALL = 1e-6  # a true value, or a step between two, below this is none
+_SMALL = 1e-6  # a true value, or a step between two, below this is none, in multiples of the unit
+LEAST_STD = 1e-4  # in multiples of the unit: no pixel is taken for more certain than this
 
 
 class PosteriorLike(Protocol):
@@ -44,19 +45,19 @@ class PosteriorLike(Protocol):
     def draws(self) -> Iterator[Tensor]: ...
 
 
-def object_pixels(truth: Tensor) -> Tensor:
-    """(B, 1, H, W) true where the truth is above 1e-6: the pixels of the object, all others are background."""
-    return truth > _SMALL
+def object_pixels(truth: Tensor, unit: float = 1.0) -> Tensor:
+    """(B, 1, H, W) true where the truth is above 1e-6 of the unit: the pixels of the object, all others are background."""
+    return truth / unit > _SMALL
 
 
-def strata(truth: Tensor) -> dict[str, Tensor]:
+def strata(truth: Tensor, unit: float = 1.0) -> dict[str, Tensor]:
     """Masks (B, 1, H, W) by name: "all", "object" (truth > 1e-6), "background" (the rest), "edges" (both sides of every step of the truth).
 
-    An edge pixel is one whose value differs from that of at least one of its four neighbours.
+    An edge pixel is one whose value differs from that of at least one of its four neighbours. unit: the image value that counts as 1.
     """
-    inside, edges = object_pixels(truth), torch.zeros_like(truth, dtype=torch.bool)
+    inside, edges = object_pixels(truth, unit), torch.zeros_like(truth, dtype=torch.bool)
     for axis in (2, 3):
-        step = truth.diff(dim=axis).abs() > _SMALL
+        step = truth.diff(dim=axis).abs() / unit > _SMALL
         length = step.shape[axis]
         edges.narrow(axis, 0, length).logical_or_(step)
         edges.narrow(axis, 1, length).logical_or_(step)
@@ -106,14 +107,18 @@ class StratumScores:
 
 
 class Stratum:
-    """Gathers the scores of one kind of pixel; memory does not grow with the number of images but for a few numbers each."""
+    """Gathers the scores of one kind of pixel; memory does not grow with the number of images but for a few numbers each.
 
-    def __init__(self, levels: Sequence[float], patches: Sequence[int], *, nll: PixelFunction, crps: PixelFunction, least_std: float):
-        self.pixels = 0
+    unit: the image value that counts as 1. A pixel counts as certain to LEAST_STD of it at the most.
+    """
+
+    def __init__(self, levels: Sequence[float], patches: Sequence[int], *, nll: PixelFunction, crps: PixelFunction, unit: float = 1.0):
+        self.pixels, least_std = 0, LEAST_STD * unit
         self._nll, self._crps = PixelScore(nll, least_std=least_std), PixelScore(crps, least_std=least_std)
         self._z, self._square, self._size = PixelScore(squared_z, least_std=least_std), PixelScore(_square), PixelScore(_size)
         self._calibration, self._order = CalibrationError(least_std=least_std), Sparsification()
-        self._detection, self._errors = ErrorDetection(), ErrorQuantiles()
+        self._detection = ErrorDetection(bins=LogBins(1e-7 * unit, 1e2 * unit, 50))
+        self._errors = ErrorQuantiles(LogBins(1e-8 * unit, 1e2 * unit))
         self._intervals = [Intervals(level) for level in levels]
         self._patches = [PatchLikelihood(side, least_std=least_std) for side in patches]
         self._epistemic, self._aleatoric, self._draws = PixelMean(), PixelMean(), PixelMean()

@@ -28,7 +28,6 @@ from bdgd.models import Reconstructor
 
 LEVELS = (0.5, 0.68, 0.9, 0.95)
 PATCHES = (2, 4, 8)
-LEAST_STD = 1e-4  # in the unit of the image: below it a pixel counts as certain to 1e-4
 
 
 #: A model, or a function from sinograms (B, 1, V, D) to their posterior.
@@ -66,6 +65,7 @@ def score_uncertainty(
     abnormal: Tensor | None = None,
     nll: PixelFunction = gaussian_nll,
     crps: PixelFunction = gaussian_crps,
+    unit: float | None = None,
     batch: int | None = None,
     report: Callable[[int, float], None] | None = None,
 ) -> UncertaintyScores:
@@ -74,19 +74,21 @@ def score_uncertainty(
     draws, seed: for a model, how its posterior is sampled. patches: sides of the patches whose likelihood is taken from the draws,
     which are made a second time for it; none leaves that out, and the CRPS of the draws with it. abnormal: (B, 1, H, W) true
     where an abnormality lies. nll, crps: where the predictive distribution of a pixel is not the Gaussian of mean and std.
+    unit: the image value that counts as 1, on which depends what is object and how sure a pixel can be; the value_scale of a model.
     batch: images at a time, whose patch covariances are held at once; the result does not depend on it.
     `report(images, NLL of the object so far)` is called after every batch.
     """
     images, posterior_of = true_images(scans), _posterior_function(source, draws, seed)
     marked = None if abnormal is None else pixel_mask(abnormal, images)
-    kinds = {name: Stratum(levels, patches, nll=nll, crps=crps, least_std=LEAST_STD) for name in strata(images[:1])}
+    unit = unit or (source.value_scale if isinstance(source, Reconstructor) else 1.0)
+    kinds = {name: Stratum(levels, patches, nll=nll, crps=crps, unit=unit) for name in strata(images[:1])}
     whole = _WholeImages()
     step = require_count(batch or images_at_once(scans.sinograms.device), "batch")
     start = time.perf_counter()
     for first in range(0, len(scans), step):
         part = slice(first, first + step)
         truth, posterior = images[part], posterior_of(scans.sinograms[part])
-        _add(kinds, posterior, truth, levels, patches)
+        _add(kinds, posterior, truth, strata(truth, unit), levels, patches)
         whole.add(posterior, truth, None if marked is None else marked[part])
         if report is not None:
             report(len(truth), kinds["object"].nll_so_far())
@@ -101,12 +103,19 @@ def _posterior_function(source: Source, draws: int, seed: int) -> Callable[[Tens
     return lambda y: reconstruct(model, y, draws, generator=named_generator("draws", seed))
 
 
-def _add(kinds: dict[str, Stratum], posterior: PosteriorLike, truth: Tensor, levels: Sequence[float], patches: Sequence[int]) -> None:
-    """Show one batch to every kind of pixel."""
+def _add(
+    kinds: dict[str, Stratum],
+    posterior: PosteriorLike,
+    truth: Tensor,
+    masks: Mapping[str, Tensor],
+    levels: Sequence[float],
+    patches: Sequence[int],
+) -> None:
+    """Show one batch to every kind of pixel, each with the mask of that name."""
     require_finite(posterior.std, "the std of the posterior")
     intervals = [posterior.interval(level) for level in levels]
     covariances, sharpness = _replayed(posterior, truth, patches) if patches else ([], None)
-    for name, mask in strata(truth).items():
+    for name, mask in masks.items():
         kinds[name].add(posterior.mean, posterior.std, truth, mask)
         kinds[name].add_parts(posterior.epistemic, posterior.aleatoric, mask)
         kinds[name].add_intervals(posterior.mean, intervals, truth, mask)

@@ -58,7 +58,15 @@ def alarm(model: Reconstructor, y: Tensor, posterior: Posterior) -> Alarm:
     """
     calibration = model.calibration
     if calibration is None or calibration.alarm is None:
-        raise InputError("the alarm compares with calibration images; calibrate with model.with_calibration(bdgd.calibrate(model, scans))")
+        raise InputError(
+            "the alarm compares with calibration images, of which this model has none or too few; calibrate it with"
+            " model.with_calibration(bdgd.calibrate(model, scans))"
+        )
+    model.check(y)
+    if len(y) != len(posterior.mean):
+        raise InputError(f"the alarm needs each sinogram with its posterior, got {len(y)} sinograms and {len(posterior.mean)} posteriors")
+    if posterior.origin.moved:
+        raise InputError("the alarm judges the model's own images, not with a rest added; ask before bdgd.explain_rest")
     calibration.require(posterior.number, posterior.origin.draw, posterior.origin.complete)
     reference = calibration.alarm
     values = witnesses_of(model, y, posterior, known_noise(calibration.noise))
@@ -70,8 +78,11 @@ def alarm(model: Reconstructor, y: Tensor, posterior: Posterior) -> Alarm:
     return Alarm(light, p, surprises, known, rate, dict(zip(reference.names, reference.shares, strict=True)))
 
 
-def ordinary_reference(usual: Witnesses, checked: Witnesses, false_alarms: float) -> AlarmReference:
-    """How ordinary images look: the quantiles of the first set, and the combined scores of the second, which sets the threshold."""
+def ordinary_reference(usual: Witnesses, checked: Witnesses, false_alarms: float) -> AlarmReference | None:
+    """How ordinary images look: the quantiles of the first set, and the combined scores of the second, which sets the threshold.
+
+    None where the second is so small that nothing could turn the light red: the smallest p-value of n images is 1 / (n + 1).
+    """
     rate = require_number(false_alarms, "false_alarms")
     if not 0 < rate < 0.5:
         raise InputError(f"false_alarms must lie between 0 and 0.5, got {rate:g}; 0.05 lets one ordinary scan in twenty ring")
@@ -85,6 +96,8 @@ def ordinary_reference(usual: Witnesses, checked: Witnesses, false_alarms: float
     shares = tuple(SHARES[name] / budget for name in found)
     reference = AlarmReference(tuple(found), shares, _table(quantiles), tuple(tails.tolist()), (), rate)
     scores = _combined(surprises_of(checked.values(), reference), reference).sort().values
+    if rate * (len(scores) + 1) < 1 - 1e-9:
+        return None
     return replace(reference, scores=tuple(scores.tolist()))
 
 

@@ -46,7 +46,8 @@ def calibrate(
 
     Guaranteed, for a new scan exchangeable with these: on average over scans at most 1 - level of the object's pixels (truth above a
     millionth of the model's value_scale) lie outside `interval(level)`, for each of the `levels`; and at most `false_alarms` of ordinary
-    scans turn the light red. Not guaranteed: every single image or kind of pixel, other objects, noise, geometries or draws.
+    scans turn the light red (with too few scans for that, below 38 for 5 %, there is no alarm). Not guaranteed: every single image or
+    kind of pixel, other objects, noise, geometries or draws.
     report: called with the images done.
     """
     scans = _prepared(model, scans)
@@ -91,6 +92,7 @@ def calibrate(
         z=z,
         regions=discs.calibration(levels),
         alarm=ordinary_reference(usual, checked, false_alarms),
+        arguments=model.arguments(),
     )
 
 

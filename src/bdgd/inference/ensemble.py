@@ -47,7 +47,7 @@ def reconstruct_ensemble(
 
     mixture = _pooled([member.mixture or ScaleMixture.gaussian(member.aleatoric) for member in members])
     mean, epistemic, count = all_draws.mean(), all_draws.variance(), all_draws.count
-    return Posterior(mean, epistemic, mixture.variance(), count, seed, replay, mixture, Origin(draw))
+    return Posterior(mean, epistemic, mixture.variance(), count, seed, replay, mixture, Origin(draw, unit=models[0].value_scale))
 
 
 def _shares(draws: int, models: Sequence[Reconstructor]) -> list[int]:
@@ -60,6 +60,8 @@ def _shares(draws: int, models: Sequence[Reconstructor]) -> list[int]:
                 f"the models of an ensemble must be for the same scans: one maps {tuple(models[0].A.range_shape)} to "
                 f"{tuple(models[0].A.domain_shape)}, another {tuple(model.A.range_shape)} to {tuple(model.A.domain_shape)}"
             )
+        if None not in (model.geometry, models[0].geometry) and model.geometry != models[0].geometry:
+            raise InputError("the models of an ensemble must be for the same scans, these have different geometries; choose models of one")
     if draws < len(models):
         raise InputError(f"draws must be at least {len(models)}, one for each model of the ensemble, got {draws}")
     return [draws // len(models) + (number < draws % len(models)) for number in range(len(models))]

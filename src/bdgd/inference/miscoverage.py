@@ -9,11 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bdgd.checks import InputError
 from bdgd.inference.calibrating_regions import OBJECT
 from bdgd.inference.posterior import Posterior
+from bdgd.metrics.streaming import require_alike
 from bdgd.models.calibration import require_level
 
-#: Edges of the strata of interval width, a factor of about two apart; widths are in the unit of the image.
+#: Edges of the strata of interval width, a factor of about two apart, in multiples of the model's value_scale.
 WIDTHS = torch.logspace(-4, 0, 14, dtype=torch.float64)
 
 
@@ -27,10 +29,12 @@ class Miscoverage:
 
     def add(self, posterior: Posterior, truth: Tensor) -> None:
         """Posteriors of images whose truth (B, 1, H, W) is known."""
+        require_alike(posterior.mean, truth)
         lower, upper = posterior.interval(self.level, calibrated=self.calibrated)
-        missed, inside, edge = (truth < lower) | (truth > upper), truth > OBJECT, edge_mask(truth)
+        unit = posterior.origin.unit
+        missed, inside, edge = (truth < lower) | (truth > upper), truth / unit > OBJECT, edge_mask(truth / unit)
         self.images += len(truth)
-        stratum = torch.bucketize((upper - lower).double(), WIDTHS.to(truth.device))
+        stratum = torch.bucketize((upper - lower).double() / unit, WIDTHS.to(truth.device))
         for name, pixels in (("missed", inside & missed), ("inside", inside)):
             self._count(f"map {name}", pixels.sum((0, 1)))
             self._count(f"width {name}", torch.bincount(stratum[pixels], minlength=len(WIDTHS) + 1))
@@ -44,6 +48,8 @@ class Miscoverage:
 
     def _share(self, kind: str) -> Tensor:
         """Missed pixels over all pixels; NaN where there are none."""
+        if not self.images:
+            raise InputError("nothing was counted yet; add posteriors with their truth first")
         return self._counts[f"{kind} missed"].double() / self._counts[f"{kind} inside"]
 
     def spatial(self) -> Tensor:
@@ -51,7 +57,10 @@ class Miscoverage:
         return self._share("map")
 
     def by_width(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Edges (n - 1,) of the strata of interval width, and per stratum (n,) the share of the object's pixels missed and their number."""
+        """Edges (n - 1,) of the strata of interval width, and per stratum (n,) the share of the object's pixels missed and their number.
+
+        Widths are in multiples of the model's value_scale.
+        """
         return WIDTHS, self._share("width"), self._counts["width inside"]
 
     def on_edges(self) -> float:

@@ -23,11 +23,16 @@ __all__ = ["Area", "Origin", "Posterior", "Region"]
 
 @dataclass(frozen=True, eq=False)
 class Origin:
-    """How the draws were made: of "weights" or "pixels", by a model with or without a calibration, through the complete cascade or not."""
+    """How the draws were made: of "weights" or "pixels", by a model with or without a calibration, through the complete cascade or not.
+
+    unit: the image value that counts as 1, the model's value_scale. moved: an image was added to the draws (`explain_rest`).
+    """
 
     draw: str = "weights"
     calibration: Calibration | None = None
     complete: bool = True
+    unit: float = 1.0
+    moved: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,8 +65,8 @@ class Posterior:
 
     @property
     def calibrated(self) -> bool:
-        """Whether `interval` is calibrated."""
-        return self.origin.calibration is not None
+        """Whether `interval` is calibrated: the model is, and nothing was added to its draws."""
+        return self.origin.calibration is not None and not self.origin.moved
 
     def log_density(self, truth: Tensor) -> Tensor:
         """log p(truth) per pixel under the predictive, (B, 1, H, W) in nats."""
@@ -71,6 +76,7 @@ class Posterior:
         """(lower, upper) of the central interval of that level, each (B, 1, H, W); values below 0 cannot be and are cut off.
 
         Calibrated where the model is, and then refused where the calibration does not hold; calibrated=False takes the predictive as it is.
+        Draws that were moved keep the widths of the calibration, which then promise nothing: calibrated=True is refused.
         """
         calibration = self.calibration_in_force(calibrated)
         z = calibration.z_at(level, self.std) if calibration else torch.tensor(gaussian_z(level), device=self.mean.device)
@@ -80,6 +86,8 @@ class Posterior:
     def calibration_in_force(self, wanted: bool | None = None) -> Calibration | None:
         """The calibration that intervals use; None where there is none or it is not `wanted`."""
         calibration = self.origin.calibration
+        if wanted and self.origin.moved:
+            raise InputError("the calibration holds for the model's own images, not with a rest added; ask before bdgd.explain_rest")
         if wanted and calibration is None:
             raise InputError("the model is not calibrated; calibrate it with model.with_calibration(bdgd.calibrate(model, scans))")
         if wanted is False or calibration is None:

@@ -45,11 +45,12 @@ def smooth_rest(model: Reconstructor, y: Tensor, mean: Tensor, weight: float = W
 def explain_rest(model: Reconstructor, y: Tensor, posterior: Posterior, weight: float = WEIGHT) -> Posterior:
     """The posterior with the smooth rest of its sinograms added to the mean and to every draw, at most so much that the mean stays above 0.
 
-    Variances stay, so intervals move along and keep their widths. A calibration was made without a rest: what it guarantees, it
-    guarantees for the model's own images.
+    Variances stay, so intervals move along and keep their widths. They are not calibrated any more: a calibration was made without a
+    rest, and where a model was right, its rest is noise.
     """
     rest = torch.maximum(smooth_rest(model, y, posterior.mean, weight), -posterior.mean)
-    return replace(posterior, mean=posterior.mean + rest, replay=lambda: (draw + rest for draw in posterior.draws()))
+    moved = replace(posterior.origin, moved=True)
+    return replace(posterior, mean=posterior.mean + rest, replay=lambda: (draw + rest for draw in posterior.draws()), origin=moved)
 
 
 def _roughness(d: Tensor, down: Tensor, across: Tensor) -> Tensor:

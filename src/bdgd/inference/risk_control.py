@@ -22,7 +22,7 @@ from bdgd.models.calibration import Row, Table
 LEVELS: Row = (*(percent / 100 for percent in range(1, 100)), 0.995)
 
 #: Upper edges of the cells for z, about 0.7 % apart; a score counts as its cell's upper edge, so that rounding never favours us.
-Z_EDGES = torch.logspace(-3, 1.6, 1501, dtype=torch.float64)
+Z_EDGES = torch.logspace(-3, 4, 2284, dtype=torch.float64)
 #: Edges of the cells for the predicted standard deviation, 5 % apart; strata are made of whole cells.
 STD_EDGES = torch.logspace(-5, 1, 281, dtype=torch.float64)
 #: Candidates for the factor by which all strata's thresholds are multiplied together.
@@ -32,7 +32,7 @@ _ROUNDING = 1e-9  # 0.1 * 10 - 1 is not 0 in floating point
 
 
 class ScoreHistogram:
-    """The mean over images of the share of each image's pixels in every cell of (predicted std, z): (281 + 1, 1501 + 1), streamed."""
+    """The mean over images of the share of each image's pixels in every cell of (predicted std, z): (std cells, z cells), streamed."""
 
     def __init__(self) -> None:
         self.images = 0
@@ -80,11 +80,10 @@ def stratified_thresholds(shape: ScoreHistogram, guarantee: ScoreHistogram, leve
 
 
 def _cuts(shares: Tensor, strata: int) -> Tensor:
-    """Numbers of the std edges that cut the pixels into strata of about equal share."""
+    """Numbers of the std edges that cut the pixels into strata of about equal share, each with some of them."""
     wanted = shares.sum() * torch.arange(1, strata, dtype=torch.float64) / strata
     cuts = torch.searchsorted(shares.cumsum(0), wanted).clamp(max=len(STD_EDGES) - 1).unique()
-    filled = torch.stack([part.sum() > 0 for part in _merged(shares[:, None], cuts)])
-    return cuts if bool(filled.all()) else cuts[:0]
+    return cuts[shares.sum() - shares.cumsum(0)[cuts] > 1e-12]  # nothing lies above a cut where many share the largest std
 
 
 def _merged(table: Tensor, cuts: Tensor) -> Tensor:

@@ -51,7 +51,8 @@ def reconstruct(
     precision: of the features of a cascade's blocks. "float32" is the same everywhere; "bfloat16" is faster on a device that has
     instructions for it, and its rounding, which differs from draw to draw, counts as epistemic variance (docs/honesty.md); "auto" is
     bfloat16 on a GPU and float32 on a CPU.
-    tolerance: stop before all draws are made once the relative Monte-Carlo error of the epistemic std is below this.
+    tolerance: stop before all draws are made once the relative Monte-Carlo error of the epistemic std, over all images of the batch, is
+    below this; how many draws an image gets then depends on the images beside it.
     on_draw: called with each draw (B, 1, H, W) once it is there, for whoever shows the progress or looks at draws.
     """
     used = last_block(model) if blocks is None else blocks
@@ -123,7 +124,7 @@ def reconstruct_blocks(
     for block, moments_ in zip(at, running, strict=True):
         mean, epistemic = moments_.mean(), moments_.variance()
         mixture = error_mixture(frozen, sinograms, mean, epistemic, block)
-        how = Origin(draw, frozen.calibration, complete=block == last_block(frozen))
+        how = Origin(draw, frozen.calibration, complete=block == last_block(frozen), unit=frozen.value_scale)
         posteriors[block] = Posterior(mean, epistemic, mixture.variance(), count, seed, replay(block), mixture, how)
     return posteriors
 

@@ -25,7 +25,7 @@ def gaussian_crps(mean: Tensor, std: Tensor, truth: Tensor) -> Tensor:
 
 
 def student_t_crps(degrees: float) -> PixelFunction:
-    """CRPS of Student's t of that many degrees of freedom, above 2, with that mean and that standard deviation.
+    """CRPS of Student's t of that many degrees of freedom, above 2, with that mean and that standard deviation; |truth - mean| for std 0.
 
     At scale 1 and mean 0: z (2 F(z) - 1) + 2 f(z) (d + z^2) / (d - 1) - 2 sqrt(d) / (d - 1) B(1/2, d - 1/2) / B(d/2, 1/2)^2.
     """
@@ -36,11 +36,11 @@ def student_t_crps(degrees: float) -> PixelFunction:
     def score(mean: Tensor, std: Tensor, truth: Tensor) -> Tensor:
         from scipy.special import stdtr
 
-        scale = unit * std
+        scale = unit * std.clamp(min=1e-30)
         z = (truth - mean) / scale
         below = torch.as_tensor(stdtr(degrees, z.detach().cpu().numpy()), dtype=z.dtype, device=z.device)
-        density = torch.exp(log_density_0 - (degrees + 1) / 2 * torch.log1p(z**2 / degrees))
-        return scale * (z * (2 * below - 1) + 2 * density * (degrees + z**2) / (degrees - 1) - spread)
+        density = degrees * torch.exp(log_density_0 - (degrees - 1) / 2 * torch.log1p(z**2 / degrees))  # f(z) (d + z^2), finite for any z
+        return scale * (z * (2 * below - 1) + 2 * density / (degrees - 1) - spread)
 
     return score
 

@@ -65,6 +65,7 @@ class AlarmReference:
 class Calibration:
     """levels: the L stated levels, rising. std_edges: the predicted standard deviations between strata. z: to how many Gaussian
     standard deviations the predictive's interval must reach, (L, strata). images: those that the guarantee rests on.
+    weights: the model's fingerprint; arguments: how it is built, None in files from before this was kept.
     """
 
     draws: int
@@ -78,6 +79,7 @@ class Calibration:
     z: Table
     regions: RegionCalibration | None = None
     alarm: AlarmReference | None = None
+    arguments: dict[str, Any] | None = None
 
     def z_at(self, level: float, std: Tensor) -> Tensor:
         """z for pixels of predicted standard deviation `std`, shaped like it, float64."""

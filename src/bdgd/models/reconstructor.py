@@ -90,6 +90,11 @@ class Reconstructor(nn.Module):
         """The same model with that calibration, which must have been made for these weights and this geometry; None takes it away."""
         if calibration is not None and calibration.weights != self.fingerprint():
             raise InputError("the calibration was made for other weights than this model's; make one with bdgd.calibrate(model, scans)")
+        if calibration is not None and calibration.arguments not in (None, self.arguments()):
+            raise InputError(
+                f"the calibration was made for a model with {calibration.arguments}, this one has {self.arguments()}; make one with"
+                " bdgd.calibrate(model, scans)"
+            )
         if calibration is not None and not calibration.fits(self.A):
             raise InputError("the calibration was made for another geometry than this model's; make one with bdgd.calibrate(model, scans)")
         model = self.snapshot()
@@ -100,6 +105,11 @@ class Reconstructor(nn.Module):
         """The model itself where its calibration holds for so many draws of weights or there is none, else without it."""
         held = self.calibration is None or (self.calibration.draws, self.calibration.draw) == (draws, "weights")
         return self if held else self.with_calibration(None)
+
+    @property
+    def has_alarm(self) -> bool:
+        """Whether `bdgd.alarm` can judge its images: it is calibrated, on enough of them."""
+        return self.calibration is not None and self.calibration.alarm is not None
 
     def forget_error_bars(self) -> None:
         """Drop scale head and calibration: they hold for the weights they were made with, not for what training makes of them."""

@@ -16,6 +16,8 @@ from torch import Tensor
 
 #: Doublings and halvings that solve for a half width: 60 halve an interval of a factor of 1e4 to less than a float64's rounding.
 _HALVINGS = 60
+#: The logarithm of a probability below which a float64 runs out of digits.
+FAR = -600.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,12 +50,14 @@ class ScaleMixture:
 
         Where the mixture is right, z is half-normal in every pixel, whatever its scale and shape; for one component z = |error| / std.
         """
-        tail = self._tail(error.double().abs())
-        return -torch.special.ndtri(tail.clamp(1e-300, 1.0) / 2)
+        size = error.double().abs()
+        if self.variances.shape[1] == 1:
+            return size / self.variances.double().sqrt()
+        return _gaussian_z(self._log_tail(size))
 
     def above(self, gap: Tensor) -> Tensor:
         """P(e > gap) per pixel, for gaps (B, 1, H, W) of either sign."""
-        half = self._tail(gap.double().abs()) / 2
+        half = self._log_tail(gap.double().abs()).exp() / 2
         return torch.where(gap > 0, half, 1 - half).to(gap.dtype)
 
     def half_width(self, z: Tensor) -> Tensor:
@@ -62,16 +66,28 @@ class ScaleMixture:
         std = self.variances.double().sqrt()
         if std.shape[1] == 1:
             return (z * std).to(self.variances.dtype)
-        wanted = torch.special.erfc(z / math.sqrt(2))
+        wanted = math.log(2) + torch.special.log_ndtr(-z)
         # Every component alone brackets the answer; log scale, since the components may lie decades apart.
         low, high = (std.amin(1, keepdim=True) * z).clamp(min=1e-30).log(), (std.amax(1, keepdim=True) * z).clamp(min=1e-30).log()
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
-            outside = self._tail(middle.exp()) > wanted
+            outside = self._log_tail(middle.exp()) > wanted
             low, high = torch.where(outside, middle, low), torch.where(outside, high, middle)
         return high.exp().where(z > 0, 0.0).to(self.variances.dtype)
 
-    def _tail(self, size: Tensor) -> Tensor:
-        """P(|e| > size) in float64: erfc keeps its digits where 1 - erf has none left."""
-        weights, std = self.log_weights.double().exp(), self.variances.double().sqrt()
-        return (weights * torch.special.erfc(size / (std * math.sqrt(2)))).sum(1, keepdim=True)
+    def _log_tail(self, size: Tensor) -> Tensor:
+        """log P(|e| > size) in float64: P itself would be 0 beyond 38 standard deviations, and all larger errors the same."""
+        sides = math.log(2) + torch.special.log_ndtr(-size / self.variances.double().sqrt())
+        return torch.logsumexp(self.log_weights.double() + sides, 1, keepdim=True)
+
+
+def _gaussian_z(log_tail: Tensor) -> Tensor:
+    """z >= 0 with log P(|n| > z) = log_tail, n standard normal: by the inverse of Phi where that has digits, beyond by Newton's method."""
+    log_tail = log_tail.clamp(max=0.0)
+    near = -torch.special.ndtri(log_tail.clamp(min=FAR).exp() / 2)
+    z = (-2 * log_tail.clamp(max=FAR)).sqrt()
+    for _ in range(4):  # the tail is nearly exp(-z^2 / 2), so the first guess is good to a few percent and each step doubles the digits
+        log_below = torch.special.log_ndtr(-z)
+        slope = torch.exp(-0.5 * (z**2 + math.log(2 * math.pi)) - log_below)  # -d/dz of log_below, about z
+        z = z + (math.log(2) + log_below - log_tail) / slope
+    return torch.where(log_tail > FAR, near, z)
