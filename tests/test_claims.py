@@ -10,11 +10,13 @@ import torch
 from shelf import SIZE, Shelf
 from torch import Tensor
 
-from bdgd.evaluation import Effort, claims
-from bdgd.evaluation.claims import AUTHORS, Claim, check_claims, markdown
+from bdgd.evaluation import Effort, claims, table_claims
+from bdgd.evaluation.claim import AUTHORS, Claim, markdown
+from bdgd.evaluation.claims import check_claims
 from bdgd.evaluation.lab import Lab, Look
 from bdgd.evaluation.subjects import faint_ellipse, text_pictures
 from bdgd.evaluation.tables import write_cell
+from bdgd.storage import write_json
 
 FEW = Effort(ellipses=2, draws=2, claim_images=2, quick=True)
 
@@ -62,20 +64,64 @@ def three_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claims, "shown_blocks", lambda model: (1, 2, 3))
 
 
-def cell(seed: int, *psnr: float) -> dict[str, Any]:
-    return {"psnr": list(psnr), "provenance": {"seed": seed}}
+def cell(seed: int, *psnr: float, trained: int | None = None) -> dict[str, Any]:
+    made = {"psnr": list(psnr), "provenance": {"seed": seed}}
+    return made if trained is None else made | {"recipe": {"trained": {"seed": trained}}}
 
 
 def test_beating_is_paired_over_the_seeds_that_both_have(tmp_path: Path) -> None:
     write_cell(tmp_path, "sparse30", "sparse30-mfvi", [cell(0, 40, 42, 50), cell(1, 41, 43, 51), cell(2, 0, 0, 0)])
     write_cell(tmp_path, "sparse30", "sparse30-dgd", [cell(0, 39, 43, 49), cell(1, 40, 40, 49)])
     claim = claims.beats(lab(None, folder=tmp_path), "sparse30", "dgd")
-    assert claim.numbers == {"ellipses dB": (1 - 1 + 1 + 3) / 4, "Shepp-Logan dB": 1.5, "ellipse images won %": 75.0, "seeds": 2}
-    assert claim.holds is True
+    told = {"ellipses dB": 1.0, "luck ellipses dB": 0.0, "Shepp-Logan dB": 1.5, "luck Shepp-Logan dB": 0.0}
+    assert claim.numbers == told | {"ellipse images won %": 75.0, "seeds": 2}
+    assert claim.holds is True and claim.verdict() == "yes"
     write_cell(tmp_path, "sparse30", "sparse30-mcdo", [cell(0, 30, 30, 60)])
     assert claims.beats(lab(None, folder=tmp_path), "sparse30", "mcdo").holds is False, "Shepp-Logan must be won too"
+    write_cell(tmp_path, "sparse30", "sparse30-lpd", [cell(7, 30, 30, 60)])
+    other = claims.beats(lab(None, folder=tmp_path), "sparse30", "lpd")
+    assert other.holds is None and other.missing == () and "no seed in common" in other.told()
     missing = claims.beats(lab(None, folder=tmp_path), "limited120", "dgd")
     assert missing.holds is None and missing.missing == ("limited120-mfvi", "limited120-dgd") and "not measured" in missing.told()
+
+
+def test_luck_is_what_two_sets_of_trainings_can_differ_by(tmp_path: Path) -> None:
+    """Two standard errors of the difference of two means; a method that was trained once counts as one draw of the other's spread."""
+    write_cell(tmp_path, "sparse30", "sparse30-mfvi", [cell(s, 40 + s, 50 + s, trained=s) for s in range(3)])  # standard deviation 1
+    write_cell(tmp_path, "sparse30", "sparse30-dgd", [cell(s, 39.5 + s, 45 + s, trained=s) for s in range(3)])
+    write_cell(tmp_path, "sparse30", "sparse30-mcdo", [cell(s, 39.5, 45, trained=0) for s in range(3)])
+    write_cell(tmp_path, "sparse30", "tv", [cell(s, 39.5, 45) for s in range(3)])
+    made = lab(None, folder=tmp_path)
+    for rival, luck in (("dgd", 2 * (2 / 3) ** 0.5), ("mcdo", 2 * (4 / 3) ** 0.5), ("tv", 2 * (1 / 3) ** 0.5)):
+        claim = claims.beats(made, "sparse30", rival)
+        assert claim.numbers["luck ellipses dB"] == claim.numbers["luck Shepp-Logan dB"] == pytest.approx(luck)
+        assert claim.holds is True and claim.within_luck is (claim.numbers["ellipses dB"] < luck)
+    assert claims.beats(made, "sparse30", "dgd").verdict() == "yes, within luck"
+    assert claims.beats(made, "sparse30", "mcdo").numbers["trainings at least"] == 1
+    assert table_claims.dropout_is_like_dgd(made).holds is True and table_claims.dropout_beats_dgd(made).verdict() == "**no**, within luck"
+
+
+def test_blocks_gain_more_where_the_lead_grows(tmp_path: Path) -> None:
+    def figure(*lead: float) -> None:
+        blocks = [{f"block {k + 1}": {"mean": 30.0 + k + ahead} for k, ahead in enumerate(row)} for row in (lead, (0.0,) * len(lead))]
+        write_json(tmp_path / "fig3.json", {"numbers": dict(zip(("sparse30-mfvi", "sparse30-mcdo"), blocks, strict=True))})
+
+    made = lab(None, folder=tmp_path)
+    assert table_claims.gains_by_more_blocks(made, "sparse30").missing == ("sparse30-mfvi in Figure 3", "sparse30-mcdo in Figure 3")
+    figure(0.3, 0.2, 0.1, 0.5)
+    claim = table_claims.gains_by_more_blocks(made, "sparse30")
+    assert claim.holds is True and claim.numbers == pytest.approx({"block 1 dB": 0.3, "block 3 dB": 0.1, "block 4 dB": 0.5})
+    figure(0.3, 0.2, 0.1, 0.05)
+    assert table_claims.gains_by_more_blocks(made, "sparse30").holds is False
+
+
+def test_depth_is_judged_within_the_deepest_cascade(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims, "PAPERS_BLOCKS", 2)
+    for error, holds in ((0.099, True), (0.05, False)):
+        made = lab(None, "sparse30-best")
+        made.look_after = lambda model, y, at, error=error: {k: Look(y + (0.1 if k == 2 else error), 0 * y) for k in at}  # type: ignore[method-assign]
+        claim = claims.deep_enough(made)
+        assert claim.holds is holds and claim.numbers.keys() == {"block 2 dB", "block 3 dB"}
 
 
 @pytest.mark.parametrize(
@@ -97,6 +143,12 @@ def test_a_shorter_arc_and_a_limited_view_have_more_variance() -> None:
     assert claims.limited_view(made).holds is True and claims.limited_view(made).numbers["ratio"] == 3.0
     assert claims.shorter_arc(made).holds is False
     assert claims.shorter_arc(lab(made.given, "limited60-mfvi")).missing == ("limited120-mfvi",)
+
+    def one_bright_pixel(name: str, block: int, y: Tensor) -> Tensor:
+        return torch.zeros_like(y).index_fill(3, torch.tensor([0]), 100.0) if name.startswith("limited") else torch.rand(y.shape)
+
+    narrow = claims.limited_view(lab(one_bright_pixel, *variances))
+    assert narrow.numbers["ratio"] > 1 and narrow.holds is False, "more variance, in a smaller area"
 
 
 def test_the_text_stands_out_and_is_found() -> None:
@@ -138,7 +190,7 @@ def test_every_claim_is_there_and_the_authors_beside_it_where_it_can_be_measured
     made = lab(given, "sparse30-mfvi", "sparse30-mfvi-paper", folder=tmp_path)
     found = list(check_claims(made))
     assert [claim.name for claim in found if claim.recipe == "ours"] == [c.name for c in (k(made, recipe="") for k in claims.CLAIMS)]
-    assert len(claims.CLAIMS) == 17
+    assert len(claims.CLAIMS) == 28
     assert {claim.name for claim in found if claim.recipe == "authors'"} == {
         "Reconstruction phase",
         "Fine-tuning phase",
@@ -173,4 +225,4 @@ def test_real_models_can_be_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     found = {claim.name: claim for claim in check_claims(real)}
     assert found["Text is found, sparse view"].holds is not None and found["Faint ellipse in the variance"].holds is not None
     assert found["Fine-tuning phase"].numbers.keys() == {f"{p}block {k}" for p in ("", "ellipses ") for k in (1, 2, 3)}
-    assert sorted(real.missing) == ["limited120-mcdo", "limited60-mfvi", "sparse30-mcdo"]
+    assert sorted(real.missing) == ["limited120-mcdo", "limited60-mfvi", "sparse30-best", "sparse30-mcdo"]

@@ -12,7 +12,8 @@ from bdgd.apps.cells import fill_cell, trained_otherwise
 from bdgd.apps.costs import training_cost
 from bdgd.apps.provenance import provenance
 from bdgd.apps.reproduction import Reproduction
-from bdgd.evaluation.claims import AUTHORS, Claim, check_claims, markdown, summary
+from bdgd.evaluation.claim import AUTHORS, Claim, markdown, summary
+from bdgd.evaluation.claims import check_claims
 from bdgd.evaluation.figures import save_small
 from bdgd.evaluation.lab import Lab
 from bdgd.evaluation.paper_figures import FIGURES, WORST, table_scores
@@ -43,10 +44,12 @@ def make_figure(job: Reproduction, name: str) -> None:
 def make_claims(job: Reproduction, page: Path | None = None) -> None:
     """Measure every claim, print them and write claims.json and claims.md."""
     for setting in ("sparse30", "limited120"):
-        for kind in ("mfvi", "mcdo", "dgd"):
+        for kind in ("mfvi", "mcdo", "dgd", "lpd"):
             fill_cell(job, setting, f"{setting}-{kind}")
             if f"{setting}-{kind}{AUTHORS}" in pretrained():
                 fill_cell(job, setting, f"{setting}-{kind}{AUTHORS}")
+        for classical in ("tv", "fbp"):
+            fill_cell(job, setting, classical)
     lab, start, claims = job.lab("claims"), time.perf_counter(), list[Claim]()
     with job.out.waiting("claims: reconstructing"):
         for claim in check_claims(lab):

@@ -21,6 +21,11 @@ def spread(look: Look) -> float:
     return float(look.epistemic.double().mean())
 
 
+def share_above(look: Look, level: float) -> float:
+    """The share of all pixels whose epistemic variance is above a level."""
+    return float((look.epistemic > level).double().mean())
+
+
 def text_contrast(look: Look, mask: Tensor) -> dict[str, float]:
     """Mean variance inside the mask (1, 1, H, W) over that outside, and the AUROC of the map as its detector; means over images."""
     inside = mask.expand_as(look.epistemic)

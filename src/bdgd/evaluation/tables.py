@@ -80,6 +80,12 @@ def write_cell(folder: Path, setting: str, method: str, results: Sequence[dict[s
     write_json(path, {"setting": setting, "method": method, "seeds": list(results)})
 
 
+def trainings(cell: Sequence[dict[str, Any]]) -> int:
+    """How many trainings, by their seeds, the results of a cell come from; 0 for a method that is not trained."""
+    trained = [result.get("recipe", {}).get("trained") for result in cell]
+    return len({made.get("seed") for made in trained if made})
+
+
 def markdown(folder: Path, setting: str, note: str = "") -> str:
     """The table of a setting from the cells that are there: mean ± standard deviation over seeds, and how many seeds that is.
 
@@ -122,9 +128,8 @@ def _papers(setting: str, row: Row, kind: str) -> str:
 
 def _seeds(cell: list[dict[str, Any]]) -> str:
     """How many seeds, and how many trainings they share where these are fewer."""
-    trained = [result.get("recipe", {}).get("trained") for result in cell]
-    trainings = len({made.get("seed") for made in trained if made})
-    return f"{len(cell)} ({trainings} trained)" if 0 < trainings < len(cell) else f"{len(cell)}"
+    number = trainings(cell)
+    return f"{len(cell)} ({number} trained)" if 0 < number < len(cell) else f"{len(cell)}"
 
 
 def _cell(folder: Path, setting: str, method: str) -> Path:
