@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -36,7 +37,8 @@ BATCH = 64
 def fbp(A: LinearOperator, y: Tensor, filter: str = "ram-lak") -> Tensor:
     """The image (B, 1, H, W) of sinograms y (B, 1, V, D) by filtered back-projection on the geometry of `A`.
 
-    A disc of value 1 comes back as 1 inside. An arc shorter than half a circle is scaled by pi / arc, as ODL does.
+    A disc of value 1 comes back as 1 inside, in a full turn also where the detector has the longer side of every view only.
+    An arc shorter than half a circle is scaled by pi / arc, as ODL does.
     filter: "ram-lak", "shepp-logan", "cosine", "hann" or "hamming".
     """
     geometry = getattr(A, "geometry", None)
@@ -50,8 +52,11 @@ def fbp(A: LinearOperator, y: Tensor, filter: str = "ram-lak") -> Tensor:
         raise InputError(f"the sinogram is {y.dtype} on {y.device}, but {A} works in {A.dtype} on {A.device}; convert it with .to")
     require_finite(y, "the sinogram")
     require_choice(filter, tuple(FILTERS), "filter")
-    filtered = _ramp_filter(_ray_weights(geometry).to(y) * y, filter)
-    if isinstance(geometry, FanBeam):
+    weighted, one_sided = _ray_weights(geometry).to(y) * y, _one_sided(geometry)
+    if one_sided:
+        geometry, weighted = _both_sides(geometry, weighted)
+    filtered = _ramp_filter(weighted, filter)
+    if one_sided or isinstance(geometry, FanBeam):
         return torch.cat([_back_project(geometry, part[:, 0] / geometry.axis_spacing) for part in filtered.split(BATCH)])
     return A.T(filtered) / geometry.pixel_size**2  # a column of A sums to pixel_size^2 / detector_spacing in a view
 
@@ -61,16 +66,49 @@ def _ray_weights(geometry: Geometry) -> Tensor:
 
     The angles sum to pi along the central ray: every line once, whatever the arc.
     """
-    angle = geometry.view_weights[:, None]
+    s, angle = geometry.detector_positions(), geometry.view_weights[:, None]
+    here, mirrored = _detector_window(geometry, s), _detector_window(geometry, -s)
     if not isinstance(geometry, FanBeam):
+        if (around := geometry.turn_weights) is not None and _one_sided(geometry):
+            return around[:, None] * here / (here + mirrored)  # the ray (theta, s) is the same line as (theta + pi, -s)
         return (angle * math.pi / angle.sum()).expand(-1, geometry.detectors)
-    fan_angle = torch.atan(geometry.detector_positions() / geometry.source_to_detector)
+    fan_angle = torch.atan(s / geometry.source_to_detector)
     theta = torch.tensor(geometry.angles, dtype=torch.float64)[:, None]
     # The ray (theta, gamma) is the same line as (theta + pi - 2 gamma, -gamma); both share one line's weight (Noo et al. 2002).
     own, opposite = _arc_window(geometry, theta), _arc_window(geometry, theta + math.pi - 2 * fan_angle)
-    share = own / (own + opposite)
     central = own / (own + _arc_window(geometry, theta + math.pi))
+    share = own * here / (own * here + opposite * mirrored)
     return angle * share * math.pi / (angle * central).sum() * torch.cos(fan_angle)
+
+
+def _one_sided(geometry: Geometry) -> bool:
+    """Whether, in a full turn, the detector is moved so far to one side that its shorter side misses a part of the image."""
+    shorter = (geometry.detectors * geometry.detector_spacing / 2 - abs(geometry.detector_offset)) / geometry.detector_spacing
+    half_image = max(geometry.image_size) * geometry.pixel_size / 2
+    moved = abs(geometry.detector_offset) > geometry.detector_spacing
+    return moved and shorter * geometry.axis_spacing < half_image and geometry.turn_weights is not None
+
+
+def _both_sides(geometry: Geometry, y: Tensor) -> tuple[Geometry, Tensor]:
+    """Sinograms (B, 1, V, D) with zeros beyond the shorter side, as far as the longer one: room for what the ramp spreads there."""
+    offset = geometry.detector_offset
+    more = math.ceil(2 * abs(offset) / geometry.detector_spacing)
+    y = torch.nn.functional.pad(y, (more, 0) if offset > 0 else (0, more))
+    middle = offset - math.copysign(more * geometry.detector_spacing / 2, offset)
+    return replace(geometry, detectors=geometry.detectors + more, detector_offset=middle), y
+
+
+def _detector_window(geometry: Geometry, s: Tensor) -> Tensor:
+    """How much a ray at s counts beside the same line from the other side, at -s: 0 off the detector, rising smoothly from its ends.
+
+    So lines that only one side sees count in full (Wang 2002). 1 on a detector that sees the image from both sides.
+    """
+    if not _one_sided(geometry):
+        return torch.ones_like(s)
+    width = geometry.detectors * geometry.detector_spacing
+    seen_twice = max(width - 2 * abs(geometry.detector_offset), geometry.detector_spacing)
+    inside = width / 2 - (s - geometry.detector_offset).abs()  # from the nearer end
+    return torch.sin((inside / min(seen_twice, width / 4)).clamp(0, 1) * math.pi / 2) ** 2
 
 
 def _arc_window(geometry: Geometry, theta: Tensor) -> Tensor:
@@ -106,8 +144,11 @@ def _ramp_filter(y: Tensor, filter: str) -> Tensor:
     return torch.fft.irfft(torch.fft.rfft(y, n=padded) * transfer, n=padded)[..., :detectors]
 
 
-def _back_project(geometry: FanBeam, y: Tensor) -> Tensor:
-    """Sum over views of (R / U)^2 y (B, V, D) at every pixel's detector coordinate, linear between detectors; (B, 1, H, W)."""
+def _back_project(geometry: Geometry, y: Tensor) -> Tensor:
+    """Sum over views of (R / U)^2 y (B, V, D) at every pixel's detector coordinate, linear between detectors; (B, 1, H, W).
+
+    Parallel rays come from far away: R / U is 1.
+    """
     batch, views, detectors = y.shape
     # One zero at either end of the detector: what falls beside it reads that zero. Batch last, to read it in one go.
     padded = torch.nn.functional.pad(y, (1, 1)).permute(1, 2, 0).contiguous()  # (V, D + 2, B)
@@ -119,5 +160,7 @@ def _back_project(geometry: FanBeam, y: Tensor) -> Tensor:
         index = index.clamp(0, detectors + 1 - 1e-9)
         lower = index.long()
         values = torch.lerp(padded[view, lower], padded[view, lower + 1], (index - lower).to(y.dtype)[:, None])
-        image += values * ((part.source_to_axis / part.depths(points)[0]) ** 2).to(y.dtype)[:, None]
+        if isinstance(part, FanBeam):
+            values = values * ((part.source_to_axis / part.depths(points)[0]) ** 2).to(y.dtype)[:, None]
+        image += values
     return image.T.reshape(batch, 1, *geometry.image_size)

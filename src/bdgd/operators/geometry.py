@@ -99,7 +99,16 @@ class Geometry:
         widest gap is clearly wider than the others the views form an open arc, whose first and last view stand for as
         much on their outer side as on their inner one.
         """
-        order, distinct, gaps, closed = self._gaps()
+        return self._weights(self.period)
+
+    @property
+    def turn_weights(self) -> Tensor | None:
+        """(V,) `view_weights` modulo a full turn, for which views from opposite sides differ; None where the views are no full turn."""
+        return self._weights(2 * math.pi) if self._gaps(2 * math.pi)[-1] else None
+
+    def _weights(self, period: float) -> Tensor:
+        """(V,) `view_weights` modulo `period`."""
+        order, distinct, gaps, closed = self._gaps(period)
         before, after = gaps.roll(1), gaps.clone()
         if not closed:  # the widest gap comes last, between the end of the arc and its start
             after[-1], before[0] = before[-1], after[0]
@@ -111,16 +120,16 @@ class Geometry:
     @property
     def arc(self) -> tuple[float, float]:
         """Where the arc that the views stand for starts, and how long it is, in radians; a closed one is `period` long."""
-        order, _, gaps, closed = self._gaps()
+        order, _, gaps, closed = self._gaps(self.period)
         start = self.angles[int(order[0])] - float(gaps[0]) / 2
         return start, self.period if closed else float(self.view_weights.sum())
 
-    def _gaps(self) -> tuple[Tensor, Tensor, Tensor, bool]:
-        """The views in the order of their angle (V,), the number of the distinct angle that each has (V,), the gap after
-        each distinct angle, widest last, and whether the views close the circle."""
-        angles = torch.tensor(self.angles, dtype=torch.float64).remainder(self.period)
+    def _gaps(self, period: float) -> tuple[Tensor, Tensor, Tensor, bool]:
+        """The views in the order of their angle modulo `period` (V,), the number of the distinct angle that each has (V,),
+        the gap after each distinct angle, widest last, and whether the views close the circle."""
+        angles = torch.tensor(self.angles, dtype=torch.float64).remainder(period)
         order = torch.argsort(angles, stable=True)
-        gaps = torch.diff(angles[order], append=angles[order[:1]] + self.period)
+        gaps = torch.diff(angles[order], append=angles[order[:1]] + period)
         turn = -1 - int(gaps.argmax())
         order, gaps = order.roll(turn), gaps.roll(turn)
         apart = gaps > _SAME_ANGLE
@@ -131,7 +140,7 @@ class Geometry:
 
     def __getitem__(self, views: int | slice | Sequence[int]) -> Self:
         """The geometry of some of the views: `geometry[::2]`, `geometry[:60]`, `geometry[[0, 7, 9]]`."""
-        chosen = np.asarray(self.angles)[views]
+        chosen = np.asarray(self.angles)[list(views) if isinstance(views, tuple) else views]  # to NumPy a tuple is one index
         return replace(self, angles=tuple(np.atleast_1d(chosen).tolist()))
 
     def to_dict(self) -> dict[str, Any]:
