@@ -95,6 +95,7 @@ def choose_tv_weight(
 ) -> TVWeight:
     """The weight of `weights` whose `tv` images have the highest mean PSNR on validation scans, with the whole curve.
 
+    Images that some weight matches exactly, as an empty one, tell nothing and are left out.
     The weights are tried from the largest down, each starting from the solution (x, p, q) of the one before.
     """
     if scans.images is None:
@@ -104,11 +105,15 @@ def choose_tv_weight(
     tolerance, most_iterations = require_positive(tolerance, "tolerance"), require_count(most_iterations, "most_iterations")
     tried = sorted({require_positive(weight, "weight") for weight in weights}, reverse=True)
     problem = Problem.of(A, scans.sinograms, tried[0], isotropic, nonnegative)
-    z, curve = problem.start(None), {}
+    z, found = problem.start(None), dict[float, Tensor]()
     for weight in tried:
         z = z._replace(q=z.q * (weight / problem.weight))  # keeps |q| <= weight, and q as a subgradient
         problem = replace(problem, weight=weight)
         z, result = minimise(problem, z, tolerance, most_iterations)
-        curve[weight] = float(psnr(result.image, scans.images, data_range).mean())
+        found[weight] = psnr(result.image, scans.images, data_range)
+    telling = torch.stack(tuple(found.values())).isfinite().all(0)
+    if not telling.any():
+        raise InputError("every image is matched exactly by some weight, so none tells which is best; take scans with an object in them")
+    curve = {weight: float(values[telling].mean()) for weight, values in found.items()}
     best = max(curve, key=curve.__getitem__)
     return TVWeight(best, tuple(sorted(curve)), tuple(curve[weight] for weight in sorted(curve)))

@@ -20,6 +20,13 @@ def psnr(estimate: Tensor, truth: Tensor, data_range: float = 1.0) -> Tensor:
     return 10 * torch.log10(require_positive(data_range, "data_range") ** 2 / error)
 
 
+def mean_psnr(estimate: Tensor, truth: Tensor, data_range: float = 1.0) -> float:
+    """The mean of `psnr` over the images that are not matched exactly, as an empty one is by nothing; infinite where all are."""
+    values = psnr(estimate, truth, data_range)
+    finite = values[values.isfinite()]
+    return float(finite.mean()) if len(finite) else float("inf")
+
+
 def ssim(estimate: Tensor, truth: Tensor, data_range: float = 1.0) -> Tensor:
     """(B,) structural similarity, 1 for an exact match: scikit-image's, with its uniform 7 x 7 window, in float64.
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bdgd.checks import InputError, require_batch
 from bdgd.data import Scans
-from bdgd.metrics import psnr
+from bdgd.metrics import mean_psnr
 from bdgd.models import DeepGradientDescent, GradientBlock, Reconstructor, State
 from bdgd.training.objective import log_likelihood
 from bdgd.training.run import Record
@@ -20,11 +20,12 @@ BATCH = 128
 
 @dataclass(frozen=True)
 class Frontier:
-    """Where all images of a set are on their way through the cascade, for sinograms y of known truth."""
+    """Where all images of a set are on their way through the cascade, for sinograms y of known truth, all divided by `unit`."""
 
     y: Tensor
     truth: Tensor
     state: State
+    unit: float = 1.0
 
     @classmethod
     @torch.no_grad()
@@ -33,7 +34,8 @@ class Frontier:
         scans = prepared(model, scans)
         assert scans.images is not None
         states = [model.begin(part) for part in scans.sinograms.split(BATCH)]
-        return cls(scans.sinograms, scans.images, State(*(torch.cat(tensors) for tensors in zip(*states, strict=True))))
+        state = State(*(torch.cat(tensors) for tensors in zip(*states, strict=True)))
+        return cls(scans.sinograms, scans.images, state, model.value_scale)
 
     @torch.no_grad()
     def behind(self, model: DeepGradientDescent, block: GradientBlock, generator: torch.Generator) -> State:
@@ -51,10 +53,6 @@ class Frontier:
         for mine, new in zip(self.state, state, strict=True):
             mine.copy_(new)
 
-    def quality(self) -> float:
-        """Mean PSNR."""
-        return float(psnr(self.state.x, self.truth).mean())
-
     def error(self) -> float:
         """Root mean square error over all pixels of all images, in the unit that the network works in."""
         return float(root_mean_square(self.state.x - self.truth))
@@ -64,18 +62,21 @@ class Frontier:
 
         First sets the noise level to the error here, where the block does not train it, or in any case if `estimated`.
         """
-        return score(self.state.x, self.truth, block.log_noise, estimated=estimated or not block.last.trains_noise_level)
+        return score(self.state.x, self.truth, block.log_noise, self.unit, estimated=estimated or not block.last.trains_noise_level)
 
 
 @torch.no_grad()
-def score(images: Tensor, truth: Tensor, log_noise: Tensor, *, estimated: bool) -> Record:
-    """PSNR and NLL per pixel of images (N, 1, H, W). estimated: first set the noise level to their error."""
+def score(images: Tensor, truth: Tensor, log_noise: Tensor, unit: float, *, estimated: bool) -> Record:
+    """PSNR and NLL per pixel of images (N, 1, H, W) that were divided by `unit`, and the noise level before that.
+
+    estimated: first set the noise level to their error.
+    """
     if estimated:
         log_noise.copy_(root_mean_square(images - truth).log())
     return {
-        "validation_psnr": float(psnr(images, truth).mean()),
+        "validation_psnr": mean_psnr(images, truth),
         "validation_nll": float(-log_likelihood(images, truth, log_noise) / truth.numel()),
-        "noise_level": float(log_noise.exp()),
+        "noise_level": unit * float(log_noise.exp()),
     }
 
 

@@ -52,9 +52,11 @@ def train_greedily(
 ) -> History:
     """Train every block of the model in turn, in place; PSNR and NLL per pixel on the validation scans after each block.
 
+    Both are those of images divided by the model's value_scale, noise levels are in the unit of the images.
+
     initialise: "previous" starts each block from all weights of the block before it, "fresh" (the paper) from its own.
-    first_noise_level: sigma_k at the start of a block that starts from no other, where it is trained. Unless given, that is the root
-    mean square error of x_0 on the training scans for the first block, and exp(-3) for the others.
+    first_noise_level: sigma_k, in the unit of the images, at the start of a block that starts from no other, where it is trained. Unless
+    given, that is the root mean square error of x_0 on the training scans for the first block, and exp(-3) for the others.
     revive: replace the channels of such a start that have died, see `GradientBlock.revive`.
     augment: show the training images flipped and turned in every way that the geometry cannot tell (`bdgd.operators.symmetries`).
     Where the last layer does not train a noise level, it is estimated on the validation scans (else on the training scans).
@@ -69,7 +71,7 @@ def train_greedily(
     settings = {"seed": seed, "kl_weight": kl_weight, "initialise": initialise, "augment": augment, "revive": revive, **asdict(schedule)}
     if first_noise_level is not None:
         settings["first_noise_level"] = require_positive(first_noise_level, "first_noise_level")
-    model.forget_error_bars()
+    level = None if first_noise_level is None else first_noise_level / model.value_scale
     train = Frontier.at_start(model, scans)
     held_out = Frontier.at_start(model, validation) if validation is not None else None
     # One block is trained over and over and copied out: its memory stays where a captured step expects it.
@@ -77,7 +79,8 @@ def train_greedily(
     flips = symmetries(model.geometry if augment else None)
     objective = BlockObjective(trainee, train.state.x, train.state.gradient, train.truth, kl_weight, flips)
     trainer = Trainer(objective, schedule, seed=seed, report=report)
-    folder = open_run(run, model, scans, validation, settings, resume)  # last, once nothing else is wrong
+    folder = open_run(run, model, scans, validation, settings, resume)  # once nothing else is wrong
+    model.forget_error_bars()
     judge = held_out if held_out is not None else train
     stages, gain = list[Record](), -math.inf  # the gain is that of the block before
     for k, block in enumerate(model.blocks):
@@ -88,7 +91,7 @@ def train_greedily(
             trainee.load_state_dict(weights)
         else:
             if k == 0 or initialise == "fresh":
-                _start_afresh(trainee, block, first_noise_level or (train.error() if k == 0 else None))
+                _start_afresh(trainee, block, level or (train.error() if k == 0 else None))
             elif revive:
                 trainee.revive(train.state.x[:BATCH], train.state.gradient[:BATCH], keyed_generator(seed, stage, "revive"))
             _fit_block(trainer, stage, folder, gained, LEAST_GAIN * gain if initialise == "previous" else -math.inf)
@@ -121,9 +124,14 @@ def _push(model: DeepGradientDescent, block: GradientBlock, frontiers: dict[str,
 
 
 def _gain(judge: Frontier, model: DeepGradientDescent, block: GradientBlock, seed: int, stage: str) -> float:
-    """How many dB of mean PSNR the block gains on the judged images; validation images have the draws that they will be pushed with."""
+    """How many dB of mean PSNR the block gains on the judged images; validation images have the draws that they will be pushed with.
+
+    An image that is exact before or behind the block, as an empty one is, tells no gain.
+    """
     images = judge.behind(model, block, keyed_generator(seed, stage, "validation")).x
-    return float(psnr(images, judge.truth).mean()) - judge.quality()
+    gains = psnr(images, judge.truth) - psnr(judge.state.x, judge.truth)
+    told = gains[gains.isfinite()]
+    return float(told.mean()) if len(told) else 0.0
 
 
 def _fit_block(trainer: Trainer, stage: str, folder: RunFolder | None, gained: Callable[[], float], least: float) -> None:

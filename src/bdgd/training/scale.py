@@ -23,7 +23,7 @@ from bdgd.models.scale_head import ScaleHead
 from bdgd.training.frontier import BATCH, Frontier
 from bdgd.training.loop import Schedule, Trainer
 from bdgd.training.objective import Objective
-from bdgd.training.run import History, Record, Report
+from bdgd.training.run import History, Record, Report, tell
 
 #: The object's pixels: in the background the projection onto x >= 0 makes most pixels exact, which flatters every average.
 OBJECT = 1e-6
@@ -82,8 +82,7 @@ def train_scale_head(
     model.forget_error_bars()
     model.scale_head = head.eval()
     record = {"stage": "scale", "draws": draws, **asdict(schedule), **score_scale_head(head, held_out)}
-    if report:
-        report(record)
+    tell(report, record)
     return History([record])
 
 

@@ -45,13 +45,13 @@ def finetune_jointly(
     kl_weight = require_positive(kl_weight, "kl_weight")
     schedule = Schedule(epochs=epochs, batch=batch, learning_rate=learning_rate, last_learning_rate=last_learning_rate)
     seed = seed_from(generator)
-    model.forget_error_bars()
     held_out = validation if validation is not None else scans  # prepared where it is used
     prepared(model, held_out)  # what is wrong with them is said before any work
+    train = prepared(model, scans)
+    trainer = _trainer(model, CascadeObjective(model, train, _starts(model, train), kl_weight), schedule, seed, report)
+    folder = open_run(run, model, train, validation, {"seed": seed, "kl_weight": kl_weight, **asdict(schedule)}, resume)
+    model.forget_error_bars()  # nothing changes before all that can be refused has been
     _revive(model, scans, seed)
-    scans = prepared(model, scans)
-    trainer = _trainer(model, CascadeObjective(model, scans, _starts(model, scans), kl_weight), schedule, seed, report)
-    folder = open_run(run, model, scans, validation, {"seed": seed, "kl_weight": kl_weight, **asdict(schedule)}, resume)
 
     def scored() -> Record:
         frontier, record = Frontier.at_start(model, held_out), Record()
@@ -96,11 +96,11 @@ def train_directly(
     rates = {"learning_rate": learning_rate, "last_learning_rate": last_learning_rate, "weight_decay": weight_decay}
     schedule = Schedule(epochs=epochs, batch=batch, second_moment=0.99, gradient_norm=1.0, undo=2.0, **rates)
     seed = seed_from(generator)
-    model.forget_error_bars()
     scans = prepared(model, scans)
     held_out = prepared(model, validation) if validation is not None else scans
     trainer = _trainer(model, DirectObjective(model, scans, _starts(model, scans)), schedule, seed, report)
     folder = open_run(run, model, scans, validation, {"seed": seed, **asdict(schedule)}, resume)
+    model.forget_error_bars()
     return _train("direct", model, trainer, folder, lambda: _score(model, held_out))
 
 
@@ -134,4 +134,4 @@ def _score(model: LearnedPrimalDual, scans: Scans) -> Record:
     """PSNR and NLL per pixel; sets the noise level."""
     assert scans.images is not None
     images = torch.cat([model(part) for part in scans.sinograms.split(BATCH)])
-    return score(images, scans.images, model.log_noise, estimated=True)
+    return score(images, scans.images, model.log_noise, model.value_scale, estimated=True)
