@@ -5,7 +5,7 @@ A new operator writes `_apply` and `_adjoint`; checks, differentiation and algeb
 
 from __future__ import annotations
 
-from functools import cached_property
+import weakref
 from typing import Any
 
 import torch
@@ -19,9 +19,11 @@ Shape = tuple[int, ...]
 class LinearOperator:
     """A linear map from batches (B, *domain_shape) to batches (B, *range_shape), differentiable both ways.
 
-    `A.T` is one cached object, its own `.T` is `A` again, and the gradient of `A(x)` is `A.T` applied to the
-    incoming gradient: nothing is ever differentiated through the implementation.
+    `A.T` is one object for as long as somebody holds it, its own `.T` is `A` again, and the gradient of `A(x)` is `A.T`
+    applied to the incoming gradient: nothing is ever differentiated through the implementation.
     """
+
+    _transpose: weakref.ref[LinearOperator] | None = None
 
     def __init__(self, domain_shape: Shape, range_shape: Shape, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32):
         self.domain_shape = tuple(domain_shape)
@@ -47,10 +49,18 @@ class LinearOperator:
         result: Tensor = _Apply.apply(x, self)
         return result
 
-    @cached_property
+    @property
     def T(self) -> LinearOperator:
-        """The transpose A'."""
-        return _Transpose(self)
+        """The transpose A'. It holds A; A does not hold it, or only a search for cycles would free the memory of either."""
+        transpose = self._transpose() if self._transpose is not None else None
+        if transpose is None:
+            transpose = _Transpose(self)
+            self._transpose = weakref.ref(transpose)
+        return transpose
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy has: all but the transpose, of which it makes its own."""
+        return {name: value for name, value in vars(self).items() if name != "_transpose"}
 
     def __rmul__(self, factor: float) -> LinearOperator:
         """`factor * A`."""
@@ -104,7 +114,10 @@ class _Transpose(LinearOperator):
     def __init__(self, of: LinearOperator):
         super().__init__(of.range_shape, of.domain_shape, of.device, of.dtype)
         self.of = of
-        self.T = of
+
+    @property
+    def T(self) -> LinearOperator:
+        return self.of
 
     def _apply(self, y: Tensor) -> Tensor:
         return self.of._adjoint(y)

@@ -19,6 +19,10 @@ MOST_IMAGES = max(RAYS)
 SUMS, MOST_PARTS = 2**20, 16
 #: Added to the reach of the transpose, so that rounding cannot lose a ray; rays too far get weight 0 anyway.
 MARGIN = 1e-2
+#: Radians from the central ray beyond which a detector is so far away that its cells are not counted.
+GRAZING = 1.5
+#: A reach of so many detector cells is no burden, however small the detector.
+FEW = 64
 
 
 class OnTheFly:
@@ -30,6 +34,11 @@ class OnTheFly:
         self.axes, self.depths = (table.to(device, dtype) for table in _pixel_tables(geometry))
         self.reach = _reach(geometry) + MARGIN
         self.most_images = _countable(max(math.prod(geometry.image_size), len(self.rays)))
+
+    @staticmethod
+    def handles(geometry: Geometry) -> bool:
+        """Whether the transpose finds all rays of a pixel by looking at few of them, or at no more than there are."""
+        return _reach(geometry) <= max(geometry.detectors, FEW)
 
     def forward(self, images: Tensor) -> Tensor:
         """(H * W, B) -> (V * D, B)."""
@@ -117,12 +126,17 @@ def _pixel_tables(geometry: Geometry) -> tuple[Tensor, Tensor]:
 
 
 def _reach(geometry: Geometry) -> float:
-    """How many detector cells from where a pixel is seen a ray can end that passes within one pixel of it."""
+    """How many detector cells from where a pixel is seen a ray can end that passes within one pixel of it; inf for no bound.
+
+    With a source so near that rays graze the image, a pixel may be seen anywhere.
+    """
     if not isinstance(geometry, FanBeam):
         return geometry.pixel_size / geometry.detector_spacing
     nearest = geometry.source_to_axis - geometry.image_radius
     widest = math.asin(geometry.image_radius / geometry.source_to_axis)
-    turned = min(widest + math.asin(min(geometry.pixel_size / nearest, 1.0)), 1.5)
+    turned = widest + math.asin(min(geometry.pixel_size / nearest, 1.0))
+    if turned > GRAZING:
+        return math.inf
     return geometry.source_to_detector * (math.tan(turned) - math.tan(widest)) / geometry.detector_spacing
 
 

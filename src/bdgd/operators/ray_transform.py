@@ -63,7 +63,7 @@ class RayTransform(LinearOperator):
         self.geometry = geometry
         self._wanted = require_choice(strategy, ("auto", "matrix", "matrix-free"), "strategy")
         self.strategy, self.strategy_reason = _choose(self._wanted, geometry, self.device, dtype)
-        matrix_free = OnTheFly if triton_works(self.device) else MatrixFree
+        matrix_free = OnTheFly if _on_the_fly(geometry, self.device) else MatrixFree
         self._strategy: Strategy = (StoredMatrix if self.strategy == "matrix" else matrix_free)(geometry, self.device, dtype)
 
     def _apply(self, x: Tensor) -> Tensor:
@@ -203,12 +203,16 @@ def _choose(wanted: str, geometry: Geometry, device: torch.device, dtype: torch.
         return wanted, "as asked"
     entries = 0.7 * most_entries(geometry, geometry.views)  # about 0.64 of the bound lies inside a square image
     needed = 2 * entries * (4 + dtype.itemsize)  # the matrix and its transpose, an int32 column beside each value
-    if triton_works(device):
+    if _on_the_fly(geometry, device):
         return "matrix-free", "a GPU computes the weights faster than it reads them"
     total = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else _memory()
     fits = needed <= MEMORY_SHARE * total
     verdict = "fits into" if fits else "is more than"
     return "matrix" if fits else "matrix-free", f"a matrix of {needed / 1e9:.2g} GB {verdict} a third of {total / 1e9:.3g} GB"
+
+
+def _on_the_fly(geometry: Geometry, device: torch.device) -> bool:
+    return triton_works(device) and OnTheFly.handles(geometry)
 
 
 def _memory() -> float:
