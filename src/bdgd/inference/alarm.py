@@ -20,7 +20,7 @@ from bdgd.inference.witnesses import SHARES, Witnesses, witnesses_of
 from bdgd.models import Reconstructor
 from bdgd.models.calibration import AlarmReference, Row
 
-#: Above this share of ordinary images a witness is described by its quantiles, beyond it by an exponential tail.
+#: Up to this share of ordinary images a witness is described by its quantiles, beyond it by an exponential tail.
 BODY, QUANTILES = 0.9, 91
 #: The light is amber up to this many times the rate at which it is red.
 AMBER = 2.0
@@ -78,14 +78,20 @@ def alarm(model: Reconstructor, y: Tensor, posterior: Posterior) -> Alarm:
     return Alarm(light, p, surprises, known, rate, dict(zip(reference.names, reference.shares, strict=True)))
 
 
+def require_false_alarms(rate: float) -> float:
+    """A share of ordinary scans that may ring."""
+    rate = require_number(rate, "false_alarms")
+    if not 0 < rate < 0.5:
+        raise InputError(f"false_alarms must lie between 0 and 0.5, got {rate:g}; 0.05 lets one ordinary scan in twenty ring")
+    return rate
+
+
 def ordinary_reference(usual: Witnesses, checked: Witnesses, false_alarms: float) -> AlarmReference | None:
     """How ordinary images look: the quantiles of the first set, and the combined scores of the second, which sets the threshold.
 
     None where the second is so small that nothing could turn the light red: the smallest p-value of n images is 1 / (n + 1).
     """
-    rate = require_number(false_alarms, "false_alarms")
-    if not 0 < rate < 0.5:
-        raise InputError(f"false_alarms must lie between 0 and 0.5, got {rate:g}; 0.05 lets one ordinary scan in twenty ring")
+    rate = require_false_alarms(false_alarms)
     found = usual.values()
     budget = sum(SHARES[name] for name in found)
     logs = _logs(torch.stack(list(found.values()), 1))  # (n, J)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bdgd.checks import InputError, require_batch, require_choice, require_count
 from bdgd.data import Scans
-from bdgd.inference.alarm import ordinary_reference
+from bdgd.inference.alarm import ordinary_reference, require_false_alarms
 from bdgd.inference.calibrating_regions import OBJECT, DiscScores
 from bdgd.inference.posterior import Posterior
 from bdgd.inference.risk_control import LEVELS, ScoreHistogram, stratified_thresholds
@@ -48,12 +48,13 @@ def calibrate(
     millionth of the model's value_scale) lie outside `interval(level)`, for each of the `levels`; and at most `false_alarms` of ordinary
     scans turn the light red (with too few scans for that, below 38 for 5 %, there is no alarm). Not guaranteed: every single image or
     kind of pixel, other objects, noise, geometries or draws.
-    report: called with the images done.
+    report: called with 1 after every image.
     """
     scans = _prepared(model, scans)
     levels = tuple(sorted({require_level(level) for level in levels}))
     require_choice(draw, ("weights", "pixels"), "draw")
-    draws = require_count(draws, "draws") if model.random else 1
+    draws, strata = require_count(draws, "draws") if model.random else 1, require_count(strata, "strata")
+    require_false_alarms(false_alarms)
     plain, seed, middle = model.with_calibration(None), seed_from(generator), (len(scans) + 1) // 2
     unit = model.value_scale  # what is counted are multiples of it, so that nothing depends on the unit of the images
 
@@ -78,7 +79,7 @@ def calibrate(
     for half in (shape, guarantee):
         if float(half.mean().sum()) == 0:
             raise InputError(f"no image of half of the scans has a value above {OBJECT * unit:g}, so there is no object to calibrate on")
-    held, std_edges, z = stratified_thresholds(shape, guarantee, levels, require_count(strata, "strata"))
+    held, std_edges, z = stratified_thresholds(shape, guarantee, levels, strata)
     geometry = model.geometry
     return Calibration(
         draws=draws,

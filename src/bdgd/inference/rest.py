@@ -17,7 +17,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from bdgd.checks import require_positive
+from bdgd.checks import InputError, require_positive
 from bdgd.inference.posterior import Posterior
 from bdgd.models import Reconstructor
 from bdgd.operators import operator_norm
@@ -48,6 +48,9 @@ def explain_rest(model: Reconstructor, y: Tensor, posterior: Posterior, weight: 
     Variances stay, so intervals move along and keep their widths. They are not calibrated any more: a calibration was made without a
     rest, and where a model was right, its rest is noise.
     """
+    model.check(y)
+    if len(y) != len(posterior.mean):
+        raise InputError(f"there are {len(y)} sinograms and {len(posterior.mean)} posteriors; pass each posterior with its own sinogram")
     rest = torch.maximum(smooth_rest(model, y, posterior.mean, weight), -posterior.mean)
     moved = replace(posterior.origin, moved=True)
     return replace(posterior, mean=posterior.mean + rest, replay=lambda: (draw + rest for draw in posterior.draws()), origin=moved)

@@ -81,7 +81,7 @@ def reconstruct_and_keep(
         if on_draw is not None:
             on_draw(image)
 
-    return replace(make(on_draw=look), replay=lambda: iter(kept))
+    return replace(make(on_draw=look), replay=lambda: (image.clone() for image in kept))
 
 
 def reconstruct_blocks(
@@ -139,7 +139,8 @@ def error_mixture(model: Reconstructor, y: Tensor, mean: Tensor, epistemic: Tens
     if model.scale_head is not None and block == last_block(model):
         inside = (y, mean / scale, epistemic / scale**2)
         parts = zip(*inside, strict=True) if y.device.type == "cpu" else (inside,)  # see `_draws`
-        heads = [model.scale_head(model.clues(*(t.reshape(-1, *t.shape[-3:]) for t in part))) for part in parts]
+        with _precision(y, False):
+            heads = [model.scale_head(model.clues(*(t.reshape(-1, *t.shape[-3:]) for t in part))) for part in parts]
         return ScaleMixture(torch.cat([h.log_weights for h in heads]), scale**2 * torch.cat([h.variances for h in heads]))
     level = model.noise_level_after(block) if isinstance(model, DeepGradientDescent) else model.noise_level
     return ScaleMixture.gaussian((level**2).to(mean).expand_as(mean).clone())
@@ -169,7 +170,9 @@ def _draws(model: Reconstructor, y: Tensor, count: int, seed: int, mode: str, at
     parts = y.split(1) if on_cpu else (y,)
     if not isinstance(model, DeepGradientDescent):
         # One pass costs little, and bfloat16 rounds an image ten times over in learned primal-dual: always in float32.
-        yield [model.value_scale * torch.cat([model(part) for part in parts])]
+        with _precision(y, False):
+            images = torch.cat([model(part) for part in parts])
+        yield [model.value_scale * images]
         return
     expect_tensors(y.device)
     starts = [model.begin(part) for part in parts]
@@ -190,7 +193,7 @@ def _draws(model: Reconstructor, y: Tensor, count: int, seed: int, mode: str, at
 
 
 def _precision(y: Tensor, fast: bool) -> torch.autocast:
-    """bfloat16 convolutions where they are wanted; the operator, the image and the moments keep their precision."""
+    """bfloat16 convolutions where they are wanted, whatever the caller's autocast; operator, image and moments keep their precision."""
     return torch.autocast(y.device.type, torch.bfloat16, enabled=fast)
 
 

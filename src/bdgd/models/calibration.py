@@ -1,6 +1,8 @@
 """A calibration: the plain, frozen value that makes a model's intervals cover their level. `bdgd.calibrate` makes it.
 
-It holds for one model (its weights), geometry, noise, number of draws and way of drawing, and refuses any other.
+It holds for one model (its weights), geometry, noise, number of draws and way of drawing. Other weights and geometries are refused where it
+is joined to a model, other draws where intervals are asked for, another noise by the command line, which knows that of its scans. Not
+checked is the precision of the draws: bfloat16 widens their spread a little, see docs/honesty.md.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bdgd.checks import require_count
+from bdgd.checks import InputError, require_count
 from bdgd.classical import fbp
 from bdgd.keyed import keyed_generator
 from bdgd.models import fused
@@ -154,12 +154,14 @@ class DeepGradientDescent(Reconstructor):
     ):
         super().__init__(A, value_scale=value_scale)
         self.initial, self.last_layer = initial, last_layer
+        if misfit == "gaussian" and attenuation != 1.0:
+            raise InputError(f"attenuation is for misfit='poisson', got attenuation={attenuation:g} with 'gaussian'; leave one of them out")
         self.misfit = make_misfit(A, misfit, gradient_scale, attenuation * self.value_scale)
         modules = nn.ModuleList(GradientBlock(last_layer) for _ in range(require_count(blocks, "blocks")))
         self.blocks = cast(Sequence[GradientBlock], modules)  # what type checkers should see in it
         for k, block in enumerate(self.blocks):
             block.reset(keyed_generator(seed, "block", k))
-        self.to(getattr(A, "device", "cpu"))
+        self.to(getattr(A, "device", "cpu"), torch.float32)
 
     def _use_operator(self, A: LinearOperator) -> None:
         super()._use_operator(A)

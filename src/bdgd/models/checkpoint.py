@@ -60,7 +60,7 @@ def load(
     """The model in a file, or a shipped one by name (`bdgd.pretrained()` lists them).
 
     operator: an operator of one's own, which must have the shapes of the model's; needed where the model's had no geometry.
-    A calibration holds for the model's own geometry and is left out with another.
+    A calibration holds for the model's own geometry and start, and is left out with another.
     device: where the operator is unless said otherwise; the CPU without an operator.
     """
     path = _find(source)
@@ -86,7 +86,8 @@ def load(
         model.load_state_dict(tensors)
         if header.get("calibration") is not None:
             calibration = calibration_from_dict(header["calibration"])
-            model = model.with_calibration(calibration) if calibration.fits(operator) else model
+            same_start = header.get("initial") == "custom" or initial is fbp
+            model = model.with_calibration(calibration) if same_start and calibration.fits(operator) else model
     except InputError:
         raise
     except (TypeError, ValueError, RuntimeError, KeyError) as error:

@@ -44,7 +44,7 @@ class LearnedPrimalDual(Reconstructor):
         for layer in self.modules():
             if isinstance(layer, nn.Conv2d):
                 reset_convolution(layer, generator)
-        self.to(getattr(A, "device", "cpu"))
+        self.to(getattr(A, "device", "cpu"), torch.float32)
 
     def start(self, y: Tensor) -> Tensor:
         """p_1 and p_2 before the first update (B, 1, H, W), of sinograms y (B, 1, V, D)."""

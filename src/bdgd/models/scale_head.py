@@ -61,6 +61,7 @@ class ScaleHead(nn.Module):
         self.register_buffer("offset", torch.zeros(channels))
         self.register_buffer("scale", torch.ones(channels))
         self._reset(typical, seed)
+        self.float()  # whatever PyTorch's default is
 
     def _reset(self, typical: float, seed: int) -> None:
         """He's initial values; the components start a factor of ten apart around a `typical` standard deviation of the error."""

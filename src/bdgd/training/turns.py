@@ -61,14 +61,17 @@ def meanwhile() -> Iterator[None]:
         yield
         return
     _turn.release()
-    _go_on()
-    _here.has_turn, _here.steps = False, True
+    _here.has_turn = False
     try:
+        _go_on()
+        _here.steps = True
         yield
     finally:
-        _stand_still()  # before waiting for the turn, as whoever has it may wait for this
+        if _here.steps:
+            _here.steps = False
+            _stand_still()  # before waiting for the turn, as whoever has it may wait for this
         _turn.acquire()
-        _here.has_turn, _here.steps = True, False
+        _here.has_turn = True
 
 
 def rest() -> None:
