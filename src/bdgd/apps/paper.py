@@ -12,10 +12,11 @@ from bdgd.apps.cells import fill_cell, trained_otherwise
 from bdgd.apps.costs import training_cost
 from bdgd.apps.provenance import provenance
 from bdgd.apps.reproduction import Reproduction
-from bdgd.evaluation.claim import AUTHORS, Claim, markdown, summary
+from bdgd.evaluation.claim import PAPERS, Claim, markdown, summary
 from bdgd.evaluation.claims import check_claims
 from bdgd.evaluation.figures import save_small
 from bdgd.evaluation.lab import Lab
+from bdgd.evaluation.pages import origins
 from bdgd.evaluation.paper_figures import FIGURES, WORST, table_scores
 from bdgd.models import pretrained
 from bdgd.storage import write_json
@@ -43,13 +44,11 @@ def make_figure(job: Reproduction, name: str) -> None:
 
 def make_claims(job: Reproduction, page: Path | None = None) -> None:
     """Measure every claim, print them and write claims.json and claims.md."""
+    make_figure(job, "fig3")
     for setting in ("sparse30", "limited120"):
-        for kind in ("mfvi", "mcdo", "dgd", "lpd"):
-            fill_cell(job, setting, f"{setting}-{kind}")
-            if f"{setting}-{kind}{AUTHORS}" in pretrained():
-                fill_cell(job, setting, f"{setting}-{kind}{AUTHORS}")
-        for classical in ("tv", "fbp"):
-            fill_cell(job, setting, classical)
+        shipped = [f"{setting}-{kind}{PAPERS}" for kind in ("mfvi", "mcdo", "dgd") if f"{setting}-{kind}{PAPERS}" in pretrained()]
+        for method in ("fbp", "tv", *(f"{setting}-{kind}" for kind in ("mfvi", "mcdo", "dgd", "lpd")), *shipped):
+            fill_cell(job, setting, method)
     lab, start, claims = job.lab("claims"), time.perf_counter(), list[Claim]()
     with job.out.waiting("claims: reconstructing"):
         for claim in check_claims(lab):
@@ -57,12 +56,20 @@ def make_claims(job: Reproduction, page: Path | None = None) -> None:
             claims.append(claim)
     lab.missing = sorted({name for claim in claims for name in claim.missing})
     _tell_missing(job, "claims", lab.missing)
-    earlier = [told for name in sorted(lab.used) if (told := trained_otherwise(name))]
-    job.publish("claims", "\n\n".join([markdown(claims, job.effort.note()), *earlier]), page, say=False)
-    write_json(job.folder / "claims.json", {**_origin(job, lab, start), "summary": summary(claims), "claims": [asdict(c) for c in claims]})
+    origin, results = _origin(job, lab, start), [entry for cell in lab.cells.values() for entry in cell]
+    looked_at = {name: [_source(entry) for entry in cell] for name, cell in lab.cells.items()}
+    earlier = [told for name in sorted({*lab.used, *(cell.split()[-1] for cell in lab.cells)}) if (told := trained_otherwise(name))]
+    job.publish("claims", "\n\n".join([markdown(claims, job.effort.note()), *earlier, origins([*results, origin])]), page, say=False)
+    kept = {**origin, "cells": looked_at, "summary": summary(claims), "claims": [asdict(claim) for claim in claims]}
+    write_json(job.folder / "claims.json", kept)
     rows = [(claim.name, claim.recipe, claim.told(), "" if claim.holds is None else job.out.mark(claim.holds)) for claim in claims]
     job.out.table(("claim", "recipe", "measured", "holds"), rows, job.effort.note())
     job.out.say(f"{summary(claims)} Wrote {job.folder / 'claims.md'} and {job.folder / 'claims.json'}")
+
+
+def _source(entry: dict[str, Any]) -> dict[str, Any]:
+    """Which result of a table it is, and of which training."""
+    return {"seed": entry["provenance"]["seed"], "commit": entry["provenance"]["commit"], "trained": entry["recipe"].get("trained")}
 
 
 def _origin(job: Reproduction, lab: Lab, start: float) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from bdgd.data import named_generator, simulate
 from bdgd.evaluation.benchmark import FULL, NOISE, Effort, images_at_once
+from bdgd.evaluation.tables import read_cell
 from bdgd.inference import Posterior, reconstruct_blocks
 from bdgd.inference.sampling import last_block
 from bdgd.metrics import psnr, ssim
@@ -36,7 +37,7 @@ class Lab:
     """Reconstructs with shipped models.
 
     folder: where the cells of the tables are kept. say: called now and then with what goes on. used: the provenance of every model
-    that was asked for; missing: the names of those that are not shipped.
+    that was asked for; missing: the names of those that are not shipped; cells: the results in tables that were looked at.
     """
 
     device: torch.device
@@ -46,6 +47,7 @@ class Lab:
     say: Callable[[str], None] = lambda text: None
     used: dict[str, dict[str, Any]] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
+    cells: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     _kept: dict[Any, Any] = field(default_factory=dict)
 
     def model(self, name: str) -> Reconstructor | None:
@@ -63,6 +65,12 @@ class Lab:
         """Those of the models that are there."""
         found = {name: self.model(name) for name in names}
         return {name: model for name, model in found.items() if model is not None}
+
+    def cell(self, setting: str, method: str) -> list[dict[str, Any]]:
+        """What the table of a setting keeps of a method, one result per seed."""
+        found = read_cell(self.folder, setting, method)
+        self.cells |= {f"{setting} {method}": found} if found else {}
+        return found
 
     def once(self, key: Any, make: Callable[[], T]) -> T:
         """What `make` makes, made once: several claims look at one measurement."""
@@ -107,10 +115,10 @@ def side(model: Reconstructor) -> int:
 
 
 def display_name(model: str) -> str:
-    """How figures and claims call a shipped model: sparse30-mfvi-paper is "BDGD-MFVI, authors' recipe"."""
+    """How figures and claims call a shipped model: sparse30-mfvi-paper is "BDGD-MFVI, paper's recipe"."""
     kind = model.split("-")[1]
     words = {"dgd": "DGD", "mfvi": "BDGD-MFVI", "mcdo": "BDGD-MCDO", "lpd": "LPD", "best": "our best"}.get(kind, kind)
-    return f"{words}, authors' recipe" if model.endswith("-paper") else words
+    return f"{words}, paper's recipe" if model.endswith("-paper") else words
 
 
 def quality(estimate: Tensor, truth: Tensor) -> dict[str, float]:

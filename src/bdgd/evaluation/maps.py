@@ -27,10 +27,15 @@ def share_above(look: Look, level: float) -> float:
 
 
 def text_contrast(look: Look, mask: Tensor) -> dict[str, float]:
-    """Mean variance inside the mask (1, 1, H, W) over that outside, and the AUROC of the map as its detector; means over images."""
+    """Mean variance inside the mask (1, 1, H, W) over that outside, and the AUROC of the map as its detector; means over images.
+
+    Beside it the AUROC of the mean's gradient, which knows nothing of uncertainty: what any map of edges finds.
+    """
     inside = mask.expand_as(look.epistemic)
     ratio = _ratio(look.epistemic, inside, ~inside)
-    return {"text / rest": ratio, "AUROC": float(auroc(look.epistemic, mask).mean())}
+    edges = torch.hypot(*torch.gradient(look.mean, dim=(2, 3)))
+    found, plain = (float(auroc(values, mask).mean()) for values in (look.epistemic, edges))
+    return {"text / rest": ratio, "AUROC": found, "AUROC of the mean's gradient": plain}
 
 
 def edge_contrast(look: Look, edge: Tensor, flat: Tensor) -> dict[str, float]:
