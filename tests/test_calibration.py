@@ -361,3 +361,17 @@ def test_where_intervals_miss_does_not_depend_on_the_unit_of_the_images() -> Non
         misses.add(posterior, unit * truth)
         found.append((misses.per_image().tolist(), misses.on_edges(), misses.in_background(), misses.by_width()[2].tolist()))
     assert found[0] == found[1] and 0 < found[0][1] < 0.2
+
+
+@pytest.mark.parametrize(("wrong", "message"), [({"strata": 0}, "strata must be"), ({"false_alarms": 0.7}, "false_alarms must lie")])
+def test_arguments_are_refused_before_any_work(wrong: dict[str, Any], message: str) -> None:
+    done: list[int] = []
+    with refusal(message):
+        bdgd.calibrate(small_model(), small_scans(20), draws=DRAWS, report=done.append, **wrong)
+    assert done == []
+
+
+def test_a_model_with_another_start_leaves_its_calibration_out(calibration: Calibration, tmp_path: Path) -> None:
+    save(small_model().with_calibration(calibration), tmp_path / "model.safetensors")
+    assert load(tmp_path / "model.safetensors").calibration == calibration
+    assert load(tmp_path / "model.safetensors", initial=lambda A, y: 0.05 * A.T(y)).calibration is None

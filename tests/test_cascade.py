@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from toys import KINDS, DenseOperator, dense, no_update_undone, small_model, small_transform, some_sinograms
+from toys import KINDS, MODELS, DenseOperator, dense, no_update_undone, small_model, small_transform, some_sinograms
 
 from bdgd.checks import InputError
 from bdgd.classical import fbp
@@ -24,6 +24,11 @@ from bdgd.operators import ParallelBeam, RayTransform, operator_norm
 def half_back_projection(A: Any, y: Tensor) -> Tensor:
     """A start that needs no geometry."""
     return 0.05 * A.T(y)
+
+
+def misfit_of(kind: str, attenuation: float) -> dict[str, Any]:
+    """The arguments of that misfit; only photons are attenuated."""
+    return {"misfit": kind} | ({"attenuation": attenuation} if kind == "poisson" else {})
 
 
 def noise_for(model: DeepGradientDescent, batch: int, seed: int = 0) -> list[Tensor]:
@@ -64,7 +69,7 @@ def test_any_operator_will_do(misfit: str) -> None:
     """A bare one gives what the ray transform with the same matrix gives."""
     A = small_transform(12)
     y = some_sinograms(A)
-    models = [DeepGradientDescent(B, blocks=2, initial=half_back_projection, misfit=misfit, attenuation=0.1) for B in (A, dense(A))]
+    models = [DeepGradientDescent(B, blocks=2, initial=half_back_projection, **misfit_of(misfit, 0.1)) for B in (A, dense(A))]
     expected, found = (reconstruct(model, y, draws=5) for model in models)
     assert expected.mean.any()
     torch.testing.assert_close(found.mean, expected.mean, rtol=1e-4, atol=1e-5)
@@ -91,8 +96,8 @@ def test_nothing_depends_on_the_unit_of_length(misfit: str) -> None:
     unit = 0.3
     A, B = small_transform(), small_transform(pixel_size=unit)
     y = some_sinograms(A)
-    one = DeepGradientDescent(A, blocks=3, misfit=misfit, attenuation=0.05)
-    other = DeepGradientDescent(B, blocks=3, misfit=misfit, attenuation=0.05 / unit)
+    one = DeepGradientDescent(A, blocks=3, **misfit_of(misfit, 0.05))
+    other = DeepGradientDescent(B, blocks=3, **misfit_of(misfit, 0.05 / unit))
     torch.testing.assert_close(
         other.misfit.gradient(other.start(unit * y), unit * y), one.misfit.gradient(one.start(y), y), rtol=1e-4, atol=1e-4
     )
@@ -192,3 +197,21 @@ def test_what_cannot_be_built_is_refused_in_a_sentence(arguments: dict[str, Any]
     with pytest.raises(InputError, match=message) as refusal:
         DeepGradientDescent(**{"A": small_transform(8), "blocks": 1, **arguments})
     assert "\n" not in str(refusal.value)
+
+
+def test_models_are_in_float32_whatever_the_default_is() -> None:
+    before, y = torch.get_default_dtype(), some_sinograms(small_transform())
+    try:
+        torch.set_default_dtype(torch.float64)
+        models = [small_model(kind) for kind in MODELS]
+        found = [reconstruct(model, y, draws=2) for model in models]
+    finally:
+        torch.set_default_dtype(before)
+    for model, posterior in zip(models, found, strict=True):
+        assert all(tensor.dtype == torch.float32 for tensor in model.state_dict().values() if tensor.is_floating_point())
+        assert posterior.mean.dtype == posterior.std.dtype == torch.float32
+
+
+def test_attenuation_belongs_to_photons() -> None:
+    with pytest.raises(InputError, match=r"attenuation is for misfit='poisson', got attenuation=0\.02 with 'gaussian'"):
+        DeepGradientDescent(small_transform(), 1, attenuation=0.02)

@@ -161,8 +161,27 @@ def test_kept_draws_are_those_that_were_made_and_too_many_are_made_again(monkeyp
     seen: list[Tensor] = []
     plain = reconstruct(model, y, 5, generator=seeded(3))
     kept = reconstruct_and_keep(model, y, 5, generator=seeded(3), on_draw=seen.append)
-    assert torch.equal(kept.mean, plain.mean) and all(a is b for a, b in zip(kept.draws(), seen, strict=True))
+    assert torch.equal(kept.mean, plain.mean) and all(torch.equal(a, b) for a, b in zip(kept.draws(), seen, strict=True))
     assert all(torch.equal(a, b) for a, b in zip(kept.draws(), plain.draws(), strict=True))
     monkeypatch.setattr(sampling, "KEPT_BYTES", 10)
     again = reconstruct_and_keep(model, y, 5, generator=seeded(3))
     assert all(torch.equal(a, b) for a, b in zip(again.draws(), plain.draws(), strict=True))
+
+
+@pytest.mark.parametrize("name", ["mean_field", "primal_dual"])
+def test_the_callers_autocast_changes_nothing(name: str) -> None:
+    model = small_model(name)
+    y = some_sinograms(model.A)
+    plain = reconstruct(model, y, draws=2, precision="float32")
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = reconstruct(model, y, draws=2, precision="float32")
+    assert same_posterior(plain, inside)
+
+
+def test_kept_draws_are_copies() -> None:
+    model = small_model()
+    posterior = reconstruct_and_keep(model, some_sinograms(model.A), draws=3)
+    expected = [image.clone() for image in posterior.draws()]
+    for image in posterior.draws():
+        image.zero_()
+    assert all(torch.equal(a, b) for a, b in zip(posterior.draws(), expected, strict=True))

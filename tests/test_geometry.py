@@ -115,3 +115,8 @@ def test_a_mask_chooses_views_and_no_view_is_an_error() -> None:
         geometry[5:]
     with pytest.raises(IndexError):
         geometry[5]
+
+
+def test_views_are_chosen_by_a_tuple_as_by_a_list() -> None:
+    geometry = ParallelBeam.sparse(image_size=8, views=9)
+    assert geometry[(0, 7)] == geometry[[0, 7]] and geometry[(0, 7)].views == 2

@@ -15,7 +15,7 @@ from toys import KINDS, dense, seeded
 from bdgd.classical import fbp
 from bdgd.data import Scans
 from bdgd.keyed import keyed_generator
-from bdgd.metrics import psnr
+from bdgd.metrics import mean_psnr, psnr
 from bdgd.models import DeepGradientDescent, GradientBlock
 from bdgd.operators import ParallelBeam, RayTransform
 from bdgd.training import finetune_jointly, greedy, train_greedily
@@ -198,7 +198,7 @@ def test_augmenting_changes_what_is_shown_but_not_what_is_pushed(monkeypatch: py
     assert len({truth.numpy().tobytes() for truth in shown[2:]}) > 2
     frontier = Frontier.at_start(augmented, VALIDATION)
     frontier.move(frontier.behind(augmented, augmented.blocks[0], keyed_generator(0, "block-01", "validation")))
-    assert frontier.quality() == pytest.approx(history["validation_psnr"][0], abs=1e-5)
+    assert mean_psnr(frontier.state.x, frontier.truth) == pytest.approx(history["validation_psnr"][0], abs=1e-5)
 
 
 def test_an_operator_without_a_geometry_trains_too() -> None:
@@ -220,3 +220,15 @@ def test_a_first_image_with_parameters_of_its_own_is_taken_as_it_is(train: Any) 
     model = DeepGradientDescent(A, 2, initial=lambda A, y: start(A.T(y)))
     train(model, TRAIN, epochs=2, batch=4, generator=seeded())
     assert all(parameter.grad is None for parameter in start.parameters())
+
+
+def test_an_empty_slice_does_not_undo_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Air alone is matched exactly, at an infinite PSNR, and tells no gain; the block was restored to its start three times over."""
+    assert TRAIN.images is not None
+    images, sinograms = (tensor.index_fill(0, torch.tensor([3]), 0) for tensor in (TRAIN.images, TRAIN.sinograms))
+    blank = replace(TRAIN, images=images, sinograms=sinograms)
+    watch, model = Watch(monkeypatch), cascade()
+    history = quickly(model, blank, validation=None)
+    assert all(math.isfinite(value) for value in history["validation_psnr"])
+    assert len(watch.stages) == 2 and not any("again" in stage for stage in watch.stages)
+    assert same(state_of(model.blocks[0]), watch.ends[0]), "the block is as its training left it"

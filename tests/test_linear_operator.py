@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import math
+import weakref
 
 import pytest
 import torch
@@ -166,3 +169,26 @@ def test_bad_input_is_named(value: object, message: str) -> None:
 def test_bad_input_of_the_transpose_is_named() -> None:
     with pytest.raises(InputError, match=r"input of \(RayTransform\(.*\)\)\.T must have shape \(B, 1, 6, 17\), got \(3, 1, 7, 13\)"):
         ray(torch.device("cpu"), torch.float32).T(torch.zeros(X))
+
+
+@every_operator
+def test_an_operator_is_freed_when_it_is_dropped(make: Make, device: torch.device, generator: torch.Generator) -> None:
+    """Without a search for cycles, which does not know how large a matrix is."""
+    operator = make(device, torch.float32)
+    operator.T(operator(images(operator, generator)))
+    gone, collecting = weakref.ref(operator), gc.isenabled()
+    gc.disable()
+    try:
+        del operator
+        assert gone() is None
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def test_a_copy_has_a_transpose_of_its_own() -> None:
+    operator = ray(torch.device("cpu"), torch.float32)
+    halved = operator / 2
+    transpose = halved.T
+    twin = copy.copy(halved)
+    assert twin.T is not transpose and twin.T.T is twin

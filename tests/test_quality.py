@@ -9,7 +9,7 @@ import torch
 from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 
 from bdgd.checks import InputError
-from bdgd.metrics.quality import psnr, ssim
+from bdgd.metrics.quality import mean_psnr, psnr, ssim
 
 
 def test_psnr_of_a_constant_error() -> None:
@@ -17,6 +17,12 @@ def test_psnr_of_a_constant_error() -> None:
     estimate = truth + torch.tensor([0.1, 0.01, 0.0]).reshape(3, 1, 1, 1)
     torch.testing.assert_close(psnr(estimate, truth), torch.tensor([20.0, 40.0, math.inf], dtype=torch.float64), rtol=1e-5, atol=0)
     torch.testing.assert_close(psnr(estimate, truth, data_range=10)[:2], psnr(estimate, truth)[:2] + 20)
+
+
+def test_the_mean_leaves_out_what_is_matched_exactly() -> None:
+    truth = torch.rand(3, 1, 16, 20, dtype=torch.float64)
+    estimate = truth + torch.tensor([0.1, 0.01, 0.0]).reshape(3, 1, 1, 1)
+    assert mean_psnr(estimate, truth) == pytest.approx(30.0) and mean_psnr(truth, truth) == math.inf
 
 
 def test_both_agree_with_scikit_image() -> None:

@@ -13,8 +13,9 @@ from geometries import GEOMETRIES, every_geometry
 from rays import RANDOM, STRATEGIES, fan, normal, relative
 
 from bdgd.checks import InputError
-from bdgd.operators import Geometry, ParallelBeam, RayTransform, adjoint_mismatch, ray_transform
+from bdgd.operators import FanBeam, Geometry, ParallelBeam, RayTransform, adjoint_mismatch, ray_transform
 from bdgd.operators.joseph import joseph_rows, most_entries
+from bdgd.operators.on_the_fly import OnTheFly
 
 ADJOINT = {torch.float32: 1e-5, torch.float64: 1e-12}
 ROUNDING = {torch.float32: 1e-6, torch.float64: 1e-14}
@@ -156,3 +157,10 @@ def test_bad_arguments() -> None:
 def test_a_missing_gpu_is_named() -> None:
     with pytest.raises(InputError, match="CUDA device, but PyTorch sees none; use device='cpu'"):
         RayTransform(GEOMETRIES["parallel-sparse"], device="cuda")
+
+
+def test_a_source_that_grazes_the_image_is_not_projected_on_the_fly() -> None:
+    """There a pixel is seen anywhere along the detector, and looking near its place would lose rays of the transpose."""
+    near = FanBeam(image_size=16, angles=[0.1], detectors=40, source_to_axis=11.32, source_to_detector=20.0)
+    assert not OnTheFly.handles(near) and OnTheFly.handles(replace(near, source_to_axis=30.0, source_to_detector=60.0))
+    assert OnTheFly.handles(ParallelBeam(image_size=16, angles=[0.1], detectors=1, detector_spacing=0.2))

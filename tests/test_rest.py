@@ -87,3 +87,12 @@ def test_what_was_moved_is_not_calibrated_any_more(generator: torch.Generator) -
     torch.testing.assert_close(widths[0][inside], widths[1][inside], rtol=1e-3, atol=1e-4)
     with refusal("not with a rest added"):
         after.interval(0.5, calibrated=True)
+
+
+def test_every_posterior_needs_its_own_sinogram(generator: torch.Generator) -> None:
+    model, x = make_model(), random_ellipses(3, SIZE, generator=generator)
+    posterior = reconstruct(model, model.A(x), draws=2)
+    with refusal("there are 1 sinograms and 3 posteriors; pass each posterior with its own sinogram"):
+        explain_rest(model, model.A(x[:1]), posterior)
+    with refusal("the model works in torch.float32, the sinogram is torch.float64"):
+        explain_rest(model, model.A(x).double(), posterior)

@@ -15,7 +15,7 @@ from toys import small_transform
 
 from bdgd.checks import Diverged, InputError
 from bdgd.data import Scans
-from bdgd.models import LearnedPrimalDual
+from bdgd.models import LearnedPrimalDual, ScaleHead
 from bdgd.operators import RayTransform
 from bdgd.training import finetune_jointly, train_directly, train_greedily
 
@@ -84,3 +84,16 @@ def test_a_batch_that_the_processes_cannot_share_is_refused(monkeypatch: pytest.
         with pytest.raises(InputError, match="the batch of 4 cannot be shared by 3 processes; make it a multiple"):
             train(model, scans, **arguments)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_refused_training_leaves_the_model_as_it_was(tmp_path: Path) -> None:
+    """Its error bars too, and for every reason: the scans, or a folder that is in use."""
+    (tmp_path / "settings.json").write_text("{}")
+    for reason in ({"scans": BAD_SCANS["no-images"][0]}, {"run": tmp_path}):
+        scans, arguments = reason.get("scans", TRAIN), {key: value for key, value in reason.items() if key == "run"}
+        for train, model, given, shared in trainings(scans, VALIDATION, **arguments):
+            model.scale_head = ScaleHead(3)
+            before = state_of(model)
+            with pytest.raises(InputError):
+                train(model, given, **shared)
+            assert model.scale_head is not None and same(state_of(model), before)

@@ -111,3 +111,14 @@ def test_an_error_in_the_turn_of_a_stepping_thread_leaves_nobody_waiting(inside:
 
     threading.Thread(target=another, daemon=True).start()
     assert ended.wait(60)
+
+
+def test_an_interrupt_while_waiting_to_go_on_is_the_one_that_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), turns.turn():
+        monkeypatch.setattr(turns, "_go_on", interrupted)
+        with turns.meanwhile():
+            raise AssertionError("never gets here")
+    assert turns._stepping == 0 and not turns._turn.locked()

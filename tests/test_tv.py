@@ -296,3 +296,13 @@ def test_wrong_sinograms_are_named(scanned: Scanned) -> None:
 def test_an_operator_on_something_else_than_images_is_named() -> None:
     with pytest.raises(InputError, match=r"images \(1, H, W\)"):
         tv(Identity((5,), (5,)), torch.zeros(1, 5))
+
+
+def test_images_that_are_matched_exactly_do_not_choose_the_weight() -> None:
+    A, images, y = scan(ParallelBeam.sparse(image_size=SIZE, views=12))
+    weights, empty = (3e-5, 1e-3), torch.zeros_like(images[:1])
+    chosen = choose_tv_weight(A, Scans(y, A.geometry, images=images), weights)
+    with_air = Scans(torch.cat((y, A(empty))), A.geometry, images=torch.cat((images, empty)))
+    assert choose_tv_weight(A, with_air, weights) == chosen
+    with pytest.raises(InputError, match="none tells which is best; take scans with an object in them"):
+        choose_tv_weight(A, with_air[3:], weights)

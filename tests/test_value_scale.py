@@ -53,3 +53,10 @@ def test_training_does_not_see_the_unit() -> None:
         weights.append((model.state_dict(), history["validation_psnr"]))
     assert all(torch.equal(value, weights[1][0][name]) for name, value in weights[0][0].items())
     assert weights[0][1] == weights[1][1]
+
+
+def test_noise_levels_of_a_training_are_in_the_unit_of_the_images() -> None:
+    scans = simulate(A, 0.25 * random_ellipses(6, 16, generator=seeded(1)), GaussianNoise(0.01), generator=seeded(2))
+    model = DeepGradientDescent(A, 1, value_scale=0.25)
+    history = train_greedily(model, scans, epochs=1, batch=6, learning_rate=1e-9, last_learning_rate=1e-9, first_noise_level=0.03)
+    assert float(model.noise_level) == pytest.approx(0.03, rel=1e-4) and history["noise_level"] == [pytest.approx(0.03, rel=1e-4)]
