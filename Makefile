@@ -11,7 +11,7 @@ INSTALLED := .venv/.installed
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' Makefile
 
-demo: $(INSTALLED)  ## simulate a scan, reconstruct it and write figures and tables to demo/
+demo: $(INSTALLED)  ## simulate scans, reconstruct them and write a report and a figure to demo/
 	$(BIN)/bdgd demo -o demo
 
 test: lint  ## what every change must pass: linter, types, tests
