@@ -15,12 +15,13 @@ from torch import Tensor
 from bdgd.checks import InputError, require_batch, require_choice, require_count
 from bdgd.data import Scans
 from bdgd.inference.alarm import ordinary_reference, require_false_alarms
-from bdgd.inference.calibrating_regions import OBJECT, DiscScores
+from bdgd.inference.calibrating_regions import DiscScores
 from bdgd.inference.posterior import Posterior
 from bdgd.inference.risk_control import LEVELS, ScoreHistogram, stratified_thresholds
 from bdgd.inference.sampling import reconstruct
 from bdgd.inference.witnesses import Witnesses, witnesses_of
 from bdgd.keyed import keyed_generator, seed_from
+from bdgd.metrics import OBJECT
 from bdgd.models import Calibration, Reconstructor
 from bdgd.models.calibration import Row, require_level
 

@@ -19,6 +19,7 @@ from bdgd.inference.posterior import Posterior
 from bdgd.inference.regions import reach_of, sums_of
 from bdgd.inference.risk_control import threshold_per_level
 from bdgd.keyed import keyed_generator
+from bdgd.metrics import OBJECT
 from bdgd.models.calibration import RegionCalibration, Row
 
 #: Radii in pixels between which discs are drawn, and how many of each size and image; the first ones are centred on the object.
@@ -26,8 +27,6 @@ RADII = (1.0, 3.0, 5.0, 7.0, 10.0, 15.0)
 DISCS, ON_OBJECT = 6, 3
 #: Pixels around each one that share the smooth part of an error. Of 5 and 11 the larger gave the narrower intervals at equal coverage.
 WINDOW = 11
-#: What counts as object, in multiples of a model's value_scale; in the background most pixels are exact.
-OBJECT = 1e-6
 
 
 class DiscScores:

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bdgd.checks import InputError
-from bdgd.inference.calibrating_regions import OBJECT
 from bdgd.inference.posterior import Posterior
+from bdgd.metrics import OBJECT
 from bdgd.metrics.streaming import require_alike
 from bdgd.models.calibration import require_level
 

@@ -22,8 +22,8 @@ from bdgd.inference.posterior import Posterior
 from bdgd.models import Reconstructor
 from bdgd.operators import operator_norm
 
-#: Found on three scans of the Helsinki challenge with 60 views, ta, 04b and 07b: of 0.03 to 3 and of 0.02 and 0.1 they came closest to what
-#: the other views show, and on ta alone too.
+#: Of the weights 0.03 to 3 and the edges 0.02 and 0.1, those that came closest to what the left-out views show, on three scans of the
+#: Helsinki challenge with 60 views (ta, 04b and 07b); on ta alone the choice is the same.
 WEIGHT, EDGE = 0.1, 0.1
 #: Conjugate gradients end when the squared residual has fallen to this part, or after so many steps.
 TOLERANCE, STEPS = 1e-8, 200

@@ -35,7 +35,7 @@ IN_WORDS = {
     "detail": "a part of the image is full of fine structure",
     "axis": "the axis of rotation is not where the geometry has it",
 }
-#: Conjugate-gradient steps towards A^+ A x: the fraction changes by about a per cent beyond.
+#: Conjugate-gradient steps towards A^+ A x: the witness changes by about a per cent with more.
 STEPS = 15
 #: Contrast that counts half in `detail`: a few times the noise of a reconstruction.
 FAINT = 0.01

@@ -6,12 +6,13 @@ from bdgd.metrics.detection import auroc
 from bdgd.metrics.intervals import ErrorQuantiles, Intervals, IntervalScores
 from bdgd.metrics.likelihood import PatchCovariance, PatchLikelihood, gaussian_nll, student_t_nll
 from bdgd.metrics.pooled_detection import Detection, ErrorDetection
-from bdgd.metrics.quality import mean_psnr, psnr, ssim
+from bdgd.metrics.quality import OBJECT, mean_psnr, psnr, ssim
 from bdgd.metrics.sparsification import Sparsification, SparsificationCurve
 from bdgd.metrics.streaming import Average, LogBins, PixelMean, PixelScore, squared_z
 from bdgd.metrics.uncertainty import ause, coverage, nll
 
 __all__ = [
+    "OBJECT",
     "Average",
     "CalibrationError",
     "Detection",

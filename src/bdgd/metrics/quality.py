@@ -7,6 +7,9 @@ from torch import Tensor
 
 from bdgd.checks import InputError, require_batch, require_finite, require_positive
 
+#: A true value above this, in multiples of the image's unit, is object; all else is background, where most reconstructions are exact.
+OBJECT = 1e-6
+
 _WINDOW = 7  # pixels: the side of SSIM's window, scikit-image's default
 
 

@@ -28,17 +28,21 @@ from bdgd.operators import LinearOperator
 Initial = Callable[[LinearOperator, Tensor], Tensor]
 #: Logarithm of the noise level of a block that nothing is known of; it moves only about the learning rate per step of training.
 LOG_NOISE_INIT = -3.0
-#: A block's update is undone for an image whose data misfit it raises to more than this times the smallest so far. Misfits fall
+#: A block's update is undone for an image whose residual norm it raises to more than this times the least so far. Residuals shrink
 #: from block to block and then stay level within a few percent; where one grows, the image has left what the block was trained on.
 MOST_GROWTH = 2.0
 
 
+#: Which hidden layer of a block reads the output of hidden layer n, and from which of its channels on; the last layer reads the sixth.
+LISTENERS = {0: (1, 0), 1: (4, 0), 2: (3, 0), 3: (4, 32), 4: (5, 0)}
+
+
 class State(NamedTuple):
-    """Images on their way through the cascade: x and the misfit's gradient there (B, 1, H, W), the smallest residual norm so far (B,)."""
+    """Images on their way through the cascade: x and the misfit's gradient there (B, 1, H, W), the least residual norm so far (B,)."""
 
     x: Tensor
     gradient: Tensor
-    misfit: Tensor
+    residual_norm: Tensor
 
 
 class GradientBlock(nn.Module):
@@ -113,11 +117,11 @@ class GradientBlock(nn.Module):
             dead = (output.amax((0, 2, 3)) <= 0).nonzero()[:, 0]
             for parameter, fresh in zip(self.hidden[n].parameters(), fresh_parameters(self.hidden[n], generator), strict=True):
                 parameter[dead] = fresh.to(parameter.device)[dead]
-            if n == 5:
-                self.last.forget(dead)
-            else:
-                listener, first = ((1, 0), (4, 0), (3, 0), (4, 32), (5, 0))[n]
+            if n in LISTENERS:
+                listener, first = LISTENERS[n]
                 self.hidden[listener].weight[:, first + dead] = 0
+            else:
+                self.last.forget(dead)
             count += len(dead)
         return count
 
@@ -195,12 +199,12 @@ class DeepGradientDescent(Reconstructor):
         The residual is needed for the next gradient anyway, so this guard against divergence costs nothing.
         """
         new = self._look(proposed, y)
-        keep = new.misfit <= MOST_GROWTH * state.misfit  # (B,), false where it is NaN
+        keep = new.residual_norm <= MOST_GROWTH * state.residual_norm  # (B,), false where it is NaN
         pixels = keep[:, None, None, None]
         return State(
             torch.where(pixels, new.x, state.x),
             torch.where(pixels, new.gradient, state.gradient),
-            torch.where(keep, torch.minimum(new.misfit, state.misfit), state.misfit),
+            torch.where(keep, torch.minimum(new.residual_norm, state.residual_norm), state.residual_norm),
         )
 
     def _look(self, x: Tensor, y: Tensor) -> State:
@@ -217,8 +221,8 @@ class DeepGradientDescent(Reconstructor):
         """What the scale head sees (B, C, H, W): the mean of the draws, their variance, x_0, gradient and last features at the mean."""
         residual = self.misfit.residual(mean, y)
         gradient = self.misfit.gradient_of(residual)
-        misfit = residual.flatten(1).square().mean(1).sqrt() / self.misfit.norm
-        return joined_clues(mean, self.start(y), gradient, epistemic, misfit, self.blocks[-1].features(mean, gradient))
+        level = residual.flatten(1).square().mean(1).sqrt() / self.misfit.norm
+        return joined_clues(mean, self.start(y), gradient, epistemic, level, self.blocks[-1].features(mean, gradient))
 
     def arguments(self) -> dict[str, Any]:
         """The constructor's arguments beside the operator, as plain values."""

@@ -26,9 +26,9 @@ from bdgd.models.scale_head import ScaleHead
 from bdgd.operators import Geometry, LinearOperator, RayTransform, geometry_from_dict
 from bdgd.storage import replacing
 
-#: Models without scale head and calibration are written as format 1, which older versions read; with one of them as format 2,
-#: which these refuse instead of showing other intervals. With a correction it is format 3: without it the image would be another.
-FORMATS = (1, 2, 3)
+#: A file has the earliest format that holds all of its model, so that older versions read what they can and refuse the rest: without
+#: its error bars they would show other intervals, without its correction another image.
+PLAIN, WITH_ERROR_BARS, WITH_CORRECTION = FORMATS = (1, 2, 3)
 MODELS: dict[str, Callable[..., Reconstructor]] = {"DeepGradientDescent": DeepGradientDescent, "LearnedPrimalDual": LearnedPrimalDual}
 
 
@@ -40,7 +40,7 @@ def save(model: Reconstructor, path: str | Path) -> None:
     bars = _error_bars(model)
     correction = {} if model.correction is None else {"correction": model.correction.to_dict()}
     header = {
-        "format": FORMATS[2] if correction else FORMATS[1] if bars else FORMATS[0],
+        "format": WITH_CORRECTION if correction else WITH_ERROR_BARS if bars else PLAIN,
         "model": type(model).__name__,
         "arguments": model.arguments(),
         "initial": "fbp" if getattr(model, "initial", fbp) is fbp else "custom",
@@ -122,13 +122,13 @@ def pretrained() -> list[str]:
 
 def geometry_of(source: str | Path) -> Geometry | None:
     """The geometry that a model was trained for, from the header of its file alone; None for an operator without."""
-    values = _read(_find(source), tensors=False)[1].get("geometry")
+    values = read_tensors(_find(source), tensors=False)[1].get("geometry")
     return None if values is None else geometry_from_dict(values)
 
 
 def provenance_of(source: str | Path) -> dict[str, Any]:
     """Where a model comes from, from the header of its file alone."""
-    provenance: dict[str, Any] = _read(_find(source), tensors=False)[1].get("provenance") or {}
+    provenance: dict[str, Any] = read_tensors(_find(source), tensors=False)[1].get("provenance") or {}
     return provenance
 
 
@@ -158,13 +158,8 @@ def write_tensors(path: str | Path, tensors: dict[str, Tensor], header: dict[str
         temporary.write_bytes(to_bytes(contiguous, metadata={"bdgd": json.dumps(header)}))
 
 
-def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What `write_tensors` wrote."""
-    return _read(path)
-
-
-def _read(path: str | Path, *, tensors: bool = True) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors, unless they are not wanted, and the header."""
+def read_tensors(path: str | Path, *, tensors: bool = True) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What `write_tensors` wrote: the tensors, unless they are not wanted, and the header."""
     from safetensors import SafetensorError, safe_open
 
     try:

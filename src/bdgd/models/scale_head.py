@@ -112,13 +112,13 @@ def steps(x: Tensor) -> Tensor:
     return torch.stack([(neighbour - x).abs() for neighbour in neighbours]).amax(0)
 
 
-def joined_clues(mean: Tensor, start: Tensor, gradient: Tensor, epistemic: Tensor, misfit: Tensor, features: Tensor) -> Tensor:
+def joined_clues(mean: Tensor, start: Tensor, gradient: Tensor, epistemic: Tensor, residual: Tensor, features: Tensor) -> Tensor:
     """The head's input (B, 6 + F, H, W): everything about the mean that needs no truth.
 
     gradient and epistemic span decades: the gradient is compressed by its signed logarithm, the spread by its logarithm.
-    misfit (B,): the root mean square of the residual for an operator of norm 1, one number per image.
+    residual (B,): the root mean square of the residual for an operator of norm 1, one number per image.
     """
-    level = torch.log(misfit + 1e-9)[:, None, None, None].expand_as(mean)
+    level = torch.log(residual + 1e-9)[:, None, None, None].expand_as(mean)
     compressed = gradient.sign() * torch.log1p(1e3 * gradient.abs())
     spread = 0.5 * torch.log(epistemic + LEAST_SPREAD**2)
     return torch.cat((mean, start - mean, compressed, spread, torch.log(steps(mean) + FLOOR), level, features), 1)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-#: Doublings and halvings that solve for a half width: 60 halve an interval of a factor of 1e4 to less than a float64's rounding.
+#: Halvings that solve for a half width: 60 shrink an interval of a factor of 1e4 to less than a float64's rounding.
 _HALVINGS = 60
 #: The logarithm of a probability below which a float64 runs out of digits.
 FAR = -600.0

@@ -1,9 +1,9 @@
 """The ray transform y = A x of a geometry, with its exact transpose.
 
-Two strategies give the same numbers, because both multiply with the rows that `joseph_rows` makes, a chunk of views
-at a time. `matrix` keeps the chunks and their transposes: on a CPU fastest wherever they fit into memory. `matrix-free` makes
-each chunk when it is needed and drops it, or on a GPU with Triton computes each weight where it is used (`on_the_fly`), which
-is faster still: its memory does not grow with views times pixels.
+Two strategies give the same numbers. `matrix` makes the rows of the matrix by `joseph_rows`, a chunk of views at a time, and keeps
+them and their transposes: on a CPU fastest wherever they fit into memory. `matrix-free` has memory that does not grow with views
+times pixels: it makes each chunk when it is needed and drops it, or, on a GPU with Triton, computes each weight where it is
+used (`on_the_fly`), which is faster than reading it.
 """
 
 from __future__ import annotations

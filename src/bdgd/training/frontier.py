@@ -43,9 +43,9 @@ class Frontier:
         weights = block.last.draw(len(self.y), generator).split(BATCH)
         parts = zip(*(tensor.split(BATCH) for tensor in self.state), self.y.split(BATCH), weights, strict=True)
         states = []
-        for x, gradient, misfit, y, drawn in parts:
+        for x, gradient, residual_norm, y, drawn in parts:
             proposed = block.update(x, block.features(x, gradient), drawn)
-            states.append(model.settle(State(x, gradient, misfit), proposed, y))
+            states.append(model.settle(State(x, gradient, residual_norm), proposed, y))
         return State(*(torch.cat(tensors) for tensors in zip(*states, strict=True)))
 
     def move(self, state: State) -> None:

@@ -18,15 +18,13 @@ from torch import Tensor
 from bdgd.checks import InputError, require_count
 from bdgd.data import Scans
 from bdgd.keyed import keyed_generator, seed_from
+from bdgd.metrics import OBJECT
 from bdgd.models import DeepGradientDescent
 from bdgd.models.scale_head import ScaleHead
 from bdgd.training.frontier import BATCH, Frontier
 from bdgd.training.loop import Schedule, Trainer
 from bdgd.training.objective import Objective
 from bdgd.training.run import History, Record, Report, tell
-
-#: The object's pixels: in the background the projection onto x >= 0 makes most pixels exact, which flatters every average.
-OBJECT = 1e-6
 
 
 class Residuals(NamedTuple):
