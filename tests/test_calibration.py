@@ -375,3 +375,36 @@ def test_a_model_with_another_start_leaves_its_calibration_out(calibration: Cali
     save(small_model().with_calibration(calibration), tmp_path / "model.safetensors")
     assert load(tmp_path / "model.safetensors").calibration == calibration
     assert load(tmp_path / "model.safetensors", initial=lambda A, y: 0.05 * A.T(y)).calibration is None
+
+
+DAMAGES: dict[str, Any] = {
+    "a word": "x",
+    "a list": [1],
+    "one number for all": {"z": [[1.0]]},
+    "words for numbers": {"z": [["a", "b", "c"]] * len(LEVELS)},
+    "negative widths": {"z": [[-5.0, -5.0, -5.0]] * len(LEVELS)},
+    "draws in words": {"draws": "3"},
+    "falling levels": {"levels": list(LEVELS[::-1])},
+    "regions without a size": {"regions": {"areas": []}},
+    "a witness without a tail": {"alarm": {"tails": []}},
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_calibration_is_refused_when_the_model_is_read(damage: Any, calibration: Calibration, tmp_path: Path) -> None:
+    save(small_model().with_calibration(calibration), tmp_path / "model.safetensors")
+    tensors, header = read_tensors(tmp_path / "model.safetensors")
+    if isinstance(damage, dict):
+        whole = header["calibration"]
+        for key, value in damage.items():
+            whole[key] = whole[key] | value if isinstance(value, dict) else value
+    else:
+        header["calibration"] = damage
+    write_tensors(tmp_path / "model.safetensors", tensors, header)
+    with refusal("calibrat(e the model anew|ion)"):
+        load(tmp_path / "model.safetensors")
+
+
+def test_calibrating_needs_scans() -> None:
+    with refusal("calibrating needs Scans, images with their sinograms, got Tensor; make them with bdgd.simulate"):
+        bdgd.calibrate(small_model(), small_scans(20).sinograms)  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from bdgd.checks import InputError
 from bdgd.classical import fbp
 from bdgd.inference import reconstruct
 from bdgd.keyed import keyed_generator
-from bdgd.models import DeepGradientDescent
+from bdgd.models import DeepGradientDescent, GradientBlock, ScaleHead, load, save
 from bdgd.models.cascade import MOST_GROWTH
 from bdgd.operators import ParallelBeam, RayTransform, operator_norm
 
@@ -215,3 +216,19 @@ def test_models_are_in_float32_whatever_the_default_is() -> None:
 def test_attenuation_belongs_to_photons() -> None:
     with pytest.raises(InputError, match=r"attenuation is for misfit='poisson', got attenuation=0\.02 with 'gaussian'"):
         DeepGradientDescent(small_transform(), 1, attenuation=0.02)
+
+
+def test_making_models_leaves_the_global_random_state_alone(tmp_path: Path) -> None:
+    before = torch.random.get_rng_state()
+    for kind in MODELS:
+        save(small_model(kind), tmp_path / "model.safetensors")
+        load(tmp_path / "model.safetensors")
+    GradientBlock()
+    ScaleHead(3)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("device", ["bogus", "meta", 3.5])
+def test_operators_are_on_devices_that_compute(device: Any) -> None:
+    with pytest.raises(InputError, match="device must be one"):
+        RayTransform(small_transform().geometry, device=device)

@@ -39,3 +39,16 @@ def test_bad_input_is_refused_in_a_sentence(y: Any, arguments: dict[str, Any], m
     with pytest.raises(InputError, match=message) as refusal:
         reconstruct(small_model(A=A), y, **arguments)
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("draws", [0, -3])
+def test_draws_are_checked_for_models_that_have_one_only(draws: int) -> None:
+    with pytest.raises(InputError, match=f"draws must be at least 1, got {draws}"):
+        reconstruct(small_model("point"), Y, draws=draws)
+
+
+def test_what_is_no_model_and_no_generator_is_said() -> None:
+    with pytest.raises(InputError, match=r"reconstruct needs a model such as .*, got NoneType"):
+        reconstruct(None, Y)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"generator must be a torch\.Generator, got 5"):
+        reconstruct(small_model(), Y, generator=5)  # type: ignore[arg-type]

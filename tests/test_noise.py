@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from bdgd.checks import InputError
+from bdgd.data import random_ellipses, simulate
 from bdgd.data.noise import GaussianNoise, Noise, PoissonNoise, noise_from_dict
 
 NOISES: list[Noise] = [GaussianNoise(0.05), PoissonNoise(photons=1000, attenuation=0.02)]
@@ -102,3 +103,27 @@ def test_bad_sinograms_are_named(noise: Noise, clean: torch.Tensor, message: str
 def test_poisson_refuses_an_infinite_count(generator: torch.Generator) -> None:
     with pytest.raises(InputError, match="expected photon count must be finite"):
         PoissonNoise(photons=10)(torch.full((1, 1, 2, 2), -1e4), generator=generator)
+
+
+def test_not_even_the_last_bit_depends_on_the_batch(generator: torch.Generator) -> None:
+    """The mean of a whole batch is summed in another order than that of a part, or of another layout of memory."""
+    clean = torch.rand(16, 1, 30, 93, generator=generator)
+    whole = GaussianNoise(0.01)(clean, generator=torch.Generator().manual_seed(2))
+    columns = clean.reshape(16, -1).T.contiguous().T.reshape(clean.shape)
+    again = torch.Generator().manual_seed(2)
+    parts = torch.cat([GaussianNoise(0.01)(part, generator=again) for part in columns.split(7)])
+    assert torch.equal(parts, whole)
+
+
+@pytest.mark.parametrize(
+    ("noise", "generator", "message"),
+    [(0.01, torch.Generator(), "noise must be one such as bdgd.GaussianNoise"), (None, 3, "generator must be a torch.Generator, got 3")],
+)
+def test_simulating_needs_a_noise_and_a_generator(noise: Any, generator: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        simulate(torch.clone, torch.rand(2, 1, 4, 4), noise, generator=generator)
+
+
+def test_ellipses_need_a_generator() -> None:
+    with pytest.raises(InputError, match=r"generator must be a torch\.Generator, got None"):
+        random_ellipses(2, 8, generator=None)  # type: ignore[arg-type]

@@ -100,3 +100,33 @@ def test_a_folder_and_a_missing_file_are_refused(tmp_path: Path) -> None:
     for missing in (tmp_path / "nothing.safetensors", "nothing", "../nothing"):
         with refusal(f"there is no model {re.escape(str(missing))}; give a .safetensors file or one of the shipped names"):
             load(missing)
+
+
+def test_flipped_bytes_are_noticed(saved: Path) -> None:
+    raw = bytearray(saved.read_bytes())
+    raw[-5000] ^= 0x40
+    saved.write_bytes(raw)
+    with refusal("model.safetensors is damaged: its weights are not those that were saved; copy it again"):
+        load(saved)
+    tensors, header = read_tensors(saved)
+    del header["weights"]  # as files had it before they knew
+    write_tensors(saved, tensors, header)
+    load(saved)
+
+
+def test_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
+    """The cascade's guard would undo every update that they make, and give the filtered back-projection without any variance."""
+    model = small_model()
+    model.blocks[0].merge[0].weight.data[0] = torch.nan  # type: ignore[index]
+    save(model, tmp_path / "model.safetensors")
+    with refusal("model.safetensors has weights that are NaN or infinite; its training failed, take an earlier one"):
+        load(tmp_path / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("source", "device", "message"),
+    [(5, None, "a model is given by its name or the path of its file, got 5"), ("sparse30-dgd", "bogus", "device must be one such as")],
+)
+def test_what_is_no_name_and_no_device_is_said(source: Any, device: Any, message: str) -> None:
+    with refusal(message):
+        load(source, device=device)

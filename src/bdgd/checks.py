@@ -77,6 +77,23 @@ def require_count(value: int, name: str, least: int = 1) -> int:
     return number
 
 
+def require_generator(generator: torch.Generator) -> None:
+    """Raise unless it is a generator of random numbers."""
+    if not isinstance(generator, torch.Generator):
+        raise InputError(f"generator must be a torch.Generator, got {generator!r}; make one with torch.Generator().manual_seed(0)")
+
+
+def require_device(device: torch.device | str) -> torch.device:
+    """The device; raise unless PyTorch knows it and has memory there."""
+    try:
+        known = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise InputError(f"device must be one such as 'cpu' or 'cuda', got {device!r}") from None
+    if known.type == "meta":
+        raise InputError("device must be one that computes, such as 'cpu' or 'cuda', got 'meta'")
+    return known
+
+
 def require_choice(value: str, choices: Sequence[str], name: str) -> str:
     """`value`; raise unless it is one of `choices`."""
     if value not in choices:

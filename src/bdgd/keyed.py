@@ -7,8 +7,11 @@ generator of its own. So work may be cut into batches, chunks, processes and res
 from __future__ import annotations
 
 import hashlib
+from contextlib import AbstractContextManager
 
 import torch
+
+from bdgd.checks import require_generator
 
 Key = int | str
 
@@ -24,4 +27,10 @@ def seed_from(generator: torch.Generator | None) -> int:
     """A seed for keys, drawn from a generator; 0 without one."""
     if generator is None:
         return 0
+    require_generator(generator)
     return int(torch.randint(0, 2**31 - 1, (), generator=generator, device=generator.device))
+
+
+def own_random_state() -> AbstractContextManager[None]:
+    """Inside, PyTorch's global random state may be used, and outside nobody notices: layers that are made fill their weights from it."""
+    return torch.random.fork_rng(devices=[])

@@ -98,6 +98,8 @@ def choose_tv_weight(
     Images that some weight matches exactly, as an empty one, tell nothing and are left out.
     The weights are tried from the largest down, each starting from the solution (x, p, q) of the one before.
     """
+    if not isinstance(scans, Scans):
+        raise InputError(f"choosing a TV weight needs Scans, images with their sinograms, got {type(scans).__name__}; see bdgd.simulate")
     if scans.images is None:
         raise InputError("choosing a TV weight needs scans with their true images, got scans without; simulate validation scans")
     if not weights:

@@ -38,8 +38,8 @@ class GaussianNoise:
     def __call__(self, clean: Tensor, *, generator: torch.Generator) -> Tensor:
         """Noisy sinograms, shaped like `clean` (B, ...)."""
         _require_clean(clean)
-        level = self.relative * clean.abs().flatten(1).mean(1)  # (B,)
-        # One draw per image: torch.randn of a whole batch depends on the size of the batch.
+        # Image by image: sums and torch.randn of a whole batch depend on the size of the batch.
+        level = self.relative * torch.stack([image.contiguous().abs().double().mean() for image in clean]).to(clean.dtype)  # (B,)
         normal = [torch.randn(clean.shape[1:], generator=generator, device=generator.device, dtype=clean.dtype) for _ in clean]
         return clean + level.reshape(-1, *(1,) * (clean.ndim - 1)) * torch.stack(normal).to(clean.device)
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bdgd.checks import InputError, require_count, require_finite, require_number, require_positive
+from bdgd.checks import InputError, require_count, require_finite, require_generator, require_number, require_positive
 from bdgd.operators.geometry import Geometry
 
 _FEWEST, _MOST = 5, 9  # ellipses per random image
@@ -79,6 +79,7 @@ def draw_ellipses(count: int, generator: torch.Generator) -> Ellipses:
     images, and two calls in a row give what one call for both would.
     """
     count = require_count(count, "count")
+    require_generator(generator)
     if generator.device.type != "cpu":
         raise InputError(f"generator must be on the CPU, so that all devices give the same images, got {generator.device}")
     uniform = torch.rand((count, 1 + 7 * _MOST), generator=generator, dtype=torch.float64)

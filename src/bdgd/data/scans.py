@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bdgd.checks import InputError, require_batch, require_count, require_finite, require_positive
+from bdgd.checks import InputError, require_batch, require_count, require_finite, require_generator, require_positive
 from bdgd.data.correction import Correction
 from bdgd.data.mismatch import Mismatch
 from bdgd.data.noise import Noise
@@ -107,6 +107,9 @@ def simulate(
     will do; one without a `geometry` gives scans without. mismatch: how the scanner differs from the operator, see `Mismatch`.
     """
     batch = require_count(batch, "batch")
+    require_generator(generator)
+    if noise is not None and not callable(noise):
+        raise InputError(f"noise must be one such as bdgd.GaussianNoise(0.01), or None, got {noise!r}")
     if not isinstance(x, Tensor) or x.ndim == 0 or len(x) == 0:
         raise InputError(f"x must be a batch of images (B, 1, H, W), got {tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__}")
     require_finite(x, "x")

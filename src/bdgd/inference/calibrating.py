@@ -18,7 +18,7 @@ from bdgd.inference.alarm import ordinary_reference, require_false_alarms
 from bdgd.inference.calibrating_regions import DiscScores
 from bdgd.inference.posterior import Posterior
 from bdgd.inference.risk_control import LEVELS, ScoreHistogram, stratified_thresholds
-from bdgd.inference.sampling import reconstruct
+from bdgd.inference.sampling import drawn, reconstruct
 from bdgd.inference.witnesses import Witnesses, witnesses_of
 from bdgd.keyed import keyed_generator, seed_from
 from bdgd.metrics import OBJECT
@@ -54,7 +54,7 @@ def calibrate(
     scans = _prepared(model, scans)
     levels = tuple(sorted({require_level(level) for level in levels}))
     require_choice(draw, ("weights", "pixels"), "draw")
-    draws, strata = require_count(draws, "draws") if model.random else 1, require_count(strata, "strata")
+    draws, strata = drawn(model, draws), require_count(strata, "strata")
     require_false_alarms(false_alarms)
     plain, seed, middle = model.with_calibration(None), seed_from(generator), (len(scans) + 1) // 2
     unit = model.value_scale  # what is counted are multiples of it, so that nothing depends on the unit of the images
@@ -115,6 +115,8 @@ def _one_by_one(scans: Scans) -> Iterator[tuple[Tensor, Tensor]]:
 
 def _prepared(model: Reconstructor, scans: Scans) -> Scans:
     """The scans on the model's device, once they are known to fit it, to have images and to be enough."""
+    if not isinstance(scans, Scans):
+        raise InputError(f"calibrating needs Scans, images with their sinograms, got {type(scans).__name__}; make them with bdgd.simulate")
     if scans.images is None:
         raise InputError("calibrating needs scans with their true images; these have none: simulate them with bdgd.simulate")
     if len(scans) < LEAST_IMAGES:

@@ -97,8 +97,10 @@ def reconstruct_blocks(
     on_draw: Callable[[Tensor], None] | None = None,
 ) -> dict[int, Posterior]:
     """The posteriors after several blocks, counted from 1, from the same draws in one pass: how the image comes about."""
+    if not isinstance(model, Reconstructor):
+        raise InputError(f"reconstruct needs a model such as bdgd.load('sparse30-mfvi'), got {type(model).__name__}")
     model.check(y)
-    count = require_count(draws, "draws") if model.random else 1  # without randomness every draw is the same
+    count = drawn(model, draws)
     require_choice(draw, ("weights", "pixels"), "draw")
     fast = {"auto": y.is_cuda, "float32": False, "bfloat16": True}[require_choice(precision, PRECISIONS, "precision")]
     seed, at = seed_from(generator), _chosen_blocks(model, at)
@@ -144,6 +146,11 @@ def error_mixture(model: Reconstructor, y: Tensor, mean: Tensor, epistemic: Tens
         return ScaleMixture(torch.cat([h.log_weights for h in heads]), scale**2 * torch.cat([h.variances for h in heads]))
     level = model.noise_level_after(block) if isinstance(model, DeepGradientDescent) else model.noise_level
     return ScaleMixture.gaussian((level**2).to(mean).expand_as(mean).clone())
+
+
+def drawn(model: Reconstructor, draws: int) -> int:
+    """How many draws are made where so many are asked for; without randomness every draw is the same, and one is enough."""
+    return require_count(draws, "draws") if model.random else min(1, require_count(draws, "draws"))
 
 
 def last_block(model: Reconstructor) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass, fields
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -121,13 +122,47 @@ class Calibration:
 
 def calibration_from_dict(values: dict[str, Any]) -> Calibration:
     """The calibration that `to_dict` described; an unknown or missing key is an error."""
+    if not isinstance(values, dict):
+        raise InputError(f"a calibration must be a table of names and values, got {type(values).__name__}; calibrate the model anew")
     parts: dict[str, Any] = {"regions": RegionCalibration, "alarm": AlarmReference}
     inner = {name: _built(kind, values[name]) for name, kind in parts.items() if values.get(name) is not None}
     calibration: Calibration = _built(Calibration, values | inner)
+    try:
+        whole = _is_whole(calibration)
+    except (TypeError, ValueError, IndexError):
+        whole = False
+    if not whole:
+        raise InputError("the calibration is damaged: its tables do not fit its levels and strata; calibrate the model anew")
     return calibration
 
 
-def _built(kind: Any, values: dict[str, Any]) -> Any:
+def _is_whole(calibration: Calibration) -> bool:
+    """Whether tables have a row per level and an entry per stratum or size, of numbers that can be half widths."""
+    levels, regions, alarm = calibration.levels, calibration.regions, calibration.alarm
+    fits = [isinstance(calibration.draws, int), _rises(levels), _rises(calibration.std_edges)]
+    fits.append(_is_table(calibration.z, len(levels), len(calibration.std_edges) + 1))
+    if regions is not None:
+        tables = (regions.mean, regions.contrast, regions.area)
+        fits += [_rises(regions.levels), _rises(regions.areas)]
+        fits += [_is_table(table, len(regions.levels), len(regions.areas) - 1) for table in tables]
+    if alarm is not None:
+        witnesses = {len(part) for part in (alarm.names, alarm.shares, alarm.quantiles, alarm.tails)}
+        fits += [len(witnesses) == 1, list(alarm.scores) == sorted(alarm.scores)]
+    return all(fits)
+
+
+def _rises(row: Row) -> bool:
+    return all(a <= b for a, b in pairwise(row))
+
+
+def _is_table(table: Table, rows: int, columns: int) -> bool:
+    """Whether a table has that size, of numbers from 0 on; a width may be infinite."""
+    return len(table) == rows and all(len(row) == columns and all(value >= 0 for value in row) for row in table)
+
+
+def _built(kind: Any, values: Any) -> Any:
+    if not isinstance(values, dict):
+        raise InputError(f"a {kind.__name__} must be a table of names and values, got {type(values).__name__}; calibrate the model anew")
     known = {field.name for field in fields(kind)}
     if unknown := sorted(set(values) - known):
         raise InputError(f"unknown key {unknown[0]!r} in a {kind.__name__}; known are {', '.join(sorted(known))}")

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from bdgd.checks import InputError, require_count
 from bdgd.classical import fbp
-from bdgd.keyed import keyed_generator
+from bdgd.keyed import keyed_generator, own_random_state
 from bdgd.models import fused
 from bdgd.models.last_layers import fresh_parameters, make_last_layer, reset_convolution
 from bdgd.models.misfit import make_misfit
@@ -56,9 +56,10 @@ class GradientBlock(nn.Module):
 
     def __init__(self, last_layer: str = "mean_field"):
         super().__init__()
-        self.image_branch = nn.ModuleList((nn.Conv2d(1, 16, 3, padding=1), nn.Conv2d(16, 32, 3, padding=1)))
-        self.gradient_branch = nn.ModuleList((nn.Conv2d(1, 16, 3, padding=1), nn.Conv2d(16, 32, 3, padding=1)))
-        self.merge = nn.ModuleList((nn.Conv2d(64, 32, 3, padding=1), nn.Conv2d(32, 16, 3, padding=1)))
+        with own_random_state():
+            self.image_branch = nn.ModuleList((nn.Conv2d(1, 16, 3, padding=1), nn.Conv2d(16, 32, 3, padding=1)))
+            self.gradient_branch = nn.ModuleList((nn.Conv2d(1, 16, 3, padding=1), nn.Conv2d(16, 32, 3, padding=1)))
+            self.merge = nn.ModuleList((nn.Conv2d(64, 32, 3, padding=1), nn.Conv2d(32, 16, 3, padding=1)))
         self.last = make_last_layer(last_layer, 16)
         if self.last.trains_noise_level:
             self.log_noise = nn.Parameter(torch.tensor(LOG_NOISE_INIT))

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bdgd.checks import InputError
+from bdgd.checks import InputError, require_device
 from bdgd.classical import fbp
 from bdgd.data.correction import correction_from_dict
 from bdgd.models.calibration import calibration_from_dict
@@ -48,6 +48,7 @@ def save(model: Reconstructor, path: str | Path) -> None:
         "range_shape": list(model.A.range_shape),
         "geometry": geometry.to_dict() if isinstance(geometry, Geometry) else None,
         "provenance": model.provenance,
+        "weights": model.fingerprint(),
         **bars,
         **correction,
     }
@@ -64,6 +65,8 @@ def load(
     device: where the operator is unless said otherwise; the CPU without an operator.
     """
     path = _find(source)
+    if device is not None:
+        require_device(device)
     tensors, header = read_tensors(path)
     kind, form = str(header.get("model")), header.get("format")
     if form not in FORMATS or kind not in MODELS:
@@ -84,6 +87,7 @@ def load(
         if header.get("correction") is not None:
             model.correction = correction_from_dict(header["correction"])
         model.load_state_dict(tensors)
+        _require_whole(path, model, header)
         if header.get("calibration") is not None:
             calibration = calibration_from_dict(header["calibration"])
             same_start = header.get("initial") == "custom" or initial is fbp
@@ -104,6 +108,14 @@ def _error_bars(model: Reconstructor) -> dict[str, Any]:
     if model.calibration is not None:
         bars["calibration"] = model.calibration.to_dict()
     return bars
+
+
+def _require_whole(path: Path, model: Reconstructor, header: dict[str, Any]) -> None:
+    """Raise where weights are not those that were saved, as far as the file says which these were, or are no numbers."""
+    if header.get("weights") not in (None, model.fingerprint()):
+        raise InputError(f"{path} is damaged: its weights are not those that were saved; copy it again")
+    if not all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters()):
+        raise InputError(f"{path} has weights that are NaN or infinite; its training failed, take an earlier one")
 
 
 def _require_shapes(path: Path, header: dict[str, Any], operator: LinearOperator) -> None:
@@ -137,6 +149,8 @@ def _weights() -> Any:
 
 
 def _find(source: str | Path) -> Path:
+    if not isinstance(source, str | Path):
+        raise InputError(f"a model is given by its name or the path of its file, got {source!r}; bdgd.pretrained() lists the names")
     path = Path(source)
     if path.is_dir():
         raise InputError(f"{path} is a folder; give the .safetensors file of a model, such as {path / 'model.safetensors'}")

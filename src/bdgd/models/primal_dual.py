@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from bdgd.checks import require_choice, require_count
 from bdgd.classical import fbp
-from bdgd.keyed import keyed_generator
+from bdgd.keyed import keyed_generator, own_random_state
 from bdgd.models import fused
 from bdgd.models.last_layers import reset_convolution
 from bdgd.models.reconstructor import Reconstructor
@@ -37,8 +37,9 @@ class LearnedPrimalDual(Reconstructor):
         super().__init__(A, value_scale=value_scale)
         self.norm, self.starts_at = operator_norm(A), require_choice(start, STARTS, "start")
         count = require_count(iterations, "iterations")
-        self.dual = nn.ModuleList(_update(MEMORIES + 2, MEMORIES) for _ in range(count))
-        self.primal = nn.ModuleList(_update(MEMORIES + 1, MEMORIES) for _ in range(count))
+        with own_random_state():
+            self.dual = nn.ModuleList(_update(MEMORIES + 2, MEMORIES) for _ in range(count))
+            self.primal = nn.ModuleList(_update(MEMORIES + 1, MEMORIES) for _ in range(count))
         self.register_buffer("log_noise", torch.tensor(float("nan")))
         generator = keyed_generator(seed, "primal-dual")
         for layer in self.modules():

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bdgd.checks import require_count
-from bdgd.keyed import keyed_generator
+from bdgd.keyed import keyed_generator, own_random_state
 from bdgd.models.scale_mixture import ScaleMixture
 
 #: The least standard deviation of a component: the likelihood of a pixel that is exact would be unbounded without it.
@@ -52,11 +52,12 @@ class ScaleHead(nn.Module):
         super().__init__()
         self.channels, self.width = require_count(channels, "channels"), require_count(width, "width")
         self.components, self.dilations = require_count(components, "components"), tuple(dilations)
-        self.first = nn.Conv2d(channels, width, 3, padding=1)
-        layers = nn.ModuleList(nn.Conv2d(width, width, 3, padding=d, dilation=d) for d in self.dilations)
+        with own_random_state():
+            self.first = nn.Conv2d(channels, width, 3, padding=1)
+            layers = nn.ModuleList(nn.Conv2d(width, width, 3, padding=d, dilation=d) for d in self.dilations)
+            self.overview = nn.Linear(width, width)
+            self.last = nn.Conv2d(width, 2 * components, 1)
         self.layers = cast(Sequence[nn.Conv2d], layers)  # what type checkers should see in it
-        self.overview = nn.Linear(width, width)
-        self.last = nn.Conv2d(width, 2 * components, 1)
         # The clues differ by decades in size: they are brought to mean 0 and spread 1, by numbers measured once on the training set.
         self.register_buffer("offset", torch.zeros(channels))
         self.register_buffer("scale", torch.ones(channels))

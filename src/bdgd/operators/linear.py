@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bdgd.checks import InputError, require_batch
+from bdgd.checks import InputError, require_batch, require_device
 
 Shape = tuple[int, ...]
 
@@ -28,7 +28,7 @@ class LinearOperator:
     def __init__(self, domain_shape: Shape, range_shape: Shape, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32):
         self.domain_shape = tuple(domain_shape)
         self.range_shape = tuple(range_shape)
-        self.device = torch.device(device)
+        self.device = require_device(device)
         self.dtype = dtype
 
     def _apply(self, x: Tensor) -> Tensor:
