@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,9 @@ from bdgd.data.formats.contents import named_errors
 
 SUFFIXES = (".png", ".tif", ".tiff", ".npy")
 LARGEST = 2**26  # pixels of one picture: more than any that would be trained on
-#: Which set each of ten files in a row is for. "head" is for a scale head, which must not see what trained the cascade.
+#: Which set each tenth of all files is for. "head" is for a scale head, which must not see what trained the cascade.
 FILE_SETS = (*("train",) * 6, "validation", "head", "calibration", "test")
+_LENDING = {"train": "validation", "validation": "train"}  # neither is what anything is promised on
 _NUMBERS = 6  # random numbers per image
 
 
@@ -26,8 +28,9 @@ def folder_images(
 
     A picture is shifted to minimum 0 and divided by its maximum, cut to a square around its middle, turned by quarter turns, flipped,
     made 3/4 to 1 times as large as the image and laid somewhere in it; around it is 0. A page of a TIFF or a slice of a three-dimensional
-    npy is a picture. No file is in two sets: of ten in a row, in the order of their names, `FILE_SETS` says which is for which. With fewer
-    than ten files the last is for validation and the others for training, a single one for both, and there are no other sets.
+    npy is a picture. No file is in two sets: a hash of its content says which of the tenths in `FILE_SETS` it belongs to, so that
+    copies are together, and no file changes its set when others come or go. Where only one of training and validation has any
+    files, both use them; a set without a file is an error.
     """
     count, size = require_count(count, "count"), require_count(size, "size")
     pictures = [picture for path in _files(folder, set_name) for picture in _pictures(path, size)]
@@ -45,14 +48,25 @@ def _files(folder: str | Path, set_name: str) -> list[Path]:
     files = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and path.is_file())
     if not files:
         raise InputError(f"the folder {folder} holds no picture; put {', '.join(SUFFIXES)} files into it")
-    if len(files) >= len(FILE_SETS):
-        return [path for n, path in enumerate(files) if FILE_SETS[n % len(FILE_SETS)] == set_name]
-    if set_name not in ("train", "validation"):
+    sets: dict[str, list[Path]] = {name: [] for name in FILE_SETS}
+    for path in files:
+        sets[_set_of(path)].append(path)
+    chosen = sets[set_name]
+    if not chosen and set_name in _LENDING:
+        chosen = sets[_LENDING[set_name]]
+    if not chosen:
         raise InputError(
-            f"{folder} holds {len(files)} pictures, too few to keep some for {set_name}; put {len(FILE_SETS)} or more into it,"
-            " or bring scans with known images"
+            f"none of the {len(files)} picture files in {folder} is for {set_name}: the content of a file says what it is for, and that is"
+            f" {set_name} for {FILE_SETS.count(set_name)} of ten; put more pictures into it, or bring scans with known images"
         )
-    return files[-1:] if set_name == "validation" else files[:-1] or files
+    return chosen
+
+
+def _set_of(path: Path) -> str:
+    """The set that a file is for, by its content alone."""
+    with named_errors(path, path.suffix[1:].upper()), path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").digest()
+    return FILE_SETS[int.from_bytes(digest[:8], "big") % len(FILE_SETS)]
 
 
 def _pictures(path: Path, size: int) -> list[Tensor]:
