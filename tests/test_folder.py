@@ -35,6 +35,18 @@ def test_pictures_of_a_folder(folder: Path) -> None:
     assert len({image.numpy().tobytes() for image in images}) == 9
 
 
+@pytest.mark.parametrize("side", [32, 64])
+def test_air_below_zero_stays_darker_than_lung(side: int, tmp_path: Path) -> None:
+    """Hounsfield units, as large as the image and twice as large: shifted to 0, not cut off there."""
+    hounsfield = np.full((64, 64), -1000, np.int16)
+    hounsfield[8:56, 8:56], hounsfield[16:32, 16:48], hounsfield[40:48, 40:48] = 0, -800, 1000
+    np.save(tmp_path / "a.npy", hounsfield)
+    (picture,) = _pictures(tmp_path / "a.npy", side)
+    places = ((4, 4), (32, 40), (12, 12), (44, 20))  # x to the right and y upward, in pixels of the file
+    air, lung, tissue, bone = (float(picture[x * side // 64, y * side // 64]) for x, y in places)
+    assert picture.dtype == torch.float32 and (air, lung, tissue, bone) == pytest.approx((0.0, 0.1, 0.5, 1.0), abs=1e-6)
+
+
 NAMES = ("train", "validation", "head", "calibration", "test")
 
 

@@ -105,18 +105,18 @@ def _require_small(pixels: int) -> None:
 
 def _square(page: np.ndarray, size: int) -> Tensor:
     """Rows from top to bottom become x to the right and y upward; the middle square, no larger than needed, in [0, 1]."""
-    picture = torch.from_numpy(np.flip(page, 0).T.copy()).float()
+    picture = torch.from_numpy(np.flip(page, 0).T.copy())
     side = min(picture.shape)
     x, y = ((n - side) // 2 for n in picture.shape)
     picture = picture[x : x + side, y : y + side]
     picture = _resized(picture, size) if side > size else picture
     low, high = picture.min(), picture.max()
-    return (picture - low) / (high - low) if float(high) > float(low) else torch.zeros_like(picture)
+    return ((picture - low) / (high - low) if float(high) > float(low) else torch.zeros_like(picture)).float()
 
 
 def _resized(picture: Tensor, size: int) -> Tensor:
     """Averaged where it gets smaller, interpolated where it gets larger."""
-    return F.interpolate(picture[None, None], size=(size, size), mode="bilinear", antialias=True, align_corners=False)[0, 0].clamp(0, None)
+    return F.interpolate(picture[None, None], size=(size, size), mode="bilinear", antialias=True, align_corners=False)[0, 0]
 
 
 def _placed(picture: Tensor, size: int, numbers: list[float]) -> Tensor:
