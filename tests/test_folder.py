@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +45,45 @@ def test_air_below_zero_stays_darker_than_lung(side: int, tmp_path: Path) -> Non
     places = ((4, 4), (32, 40), (12, 12), (44, 20))  # x to the right and y upward, in pixels of the file
     air, lung, tissue, bone = (float(picture[x * side // 64, y * side // 64]) for x, y in places)
     assert picture.dtype == torch.float32 and (air, lung, tissue, bone) == pytest.approx((0.0, 0.1, 0.5, 1.0), abs=1e-6)
+
+
+@pytest.fixture
+def colours() -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 255, (40, 60, 3), dtype=np.uint8)
+
+
+def as_png(path: Path, values: np.ndarray) -> None:
+    Image.fromarray(values).save(path)
+
+
+def as_planes(path: Path, values: np.ndarray) -> None:
+    tifffile.imwrite(path, np.moveaxis(values, -1, 0), photometric="rgb", planarconfig="separate")
+
+
+COLOURED: dict[str, Callable[[Path, np.ndarray], None]] = {
+    "a.png": as_png,
+    "a.npy": np.save,
+    "a.tif": lambda path, values: tifffile.imwrite(path, values, photometric="rgb"),
+    "planes.tif": as_planes,
+    "pages.tif": lambda path, values: tifffile.imwrite(path, values[None].repeat(2, 0), photometric="rgb"),
+}
+
+
+@pytest.mark.parametrize("name", COLOURED)
+@pytest.mark.parametrize("cover", [False, True])
+def test_colours_become_grey_in_every_format(name: str, cover: bool, colours: np.ndarray, tmp_path: Path) -> None:
+    values = np.dstack((colours, np.full(colours.shape[:2], 255, np.uint8))) if cover else colours
+    COLOURED[name](tmp_path / name, values)
+    as_png(tmp_path / "grey.png", np.asarray(Image.fromarray(colours).convert("L")))
+    (grey,), found = _pictures(tmp_path / "grey.png", 40), _pictures(tmp_path / name, 40)
+    assert len(found) == (2 if name == "pages.tif" else 1)
+    assert all(picture.shape == (40, 40) and float((picture - grey).abs().max()) < 0.01 for picture in found)
+
+
+def test_every_series_of_a_tiff_is_read(colours: np.ndarray, tmp_path: Path) -> None:
+    tifffile.imwrite(tmp_path / "a.tif", colours[..., 0], photometric="minisblack")
+    tifffile.imwrite(tmp_path / "a.tif", colours[:20, :30, 0], photometric="minisblack", append=True)
+    assert [tuple(picture.shape) for picture in _pictures(tmp_path / "a.tif", 64)] == [(40, 40), (20, 20)]
 
 
 NAMES = ("train", "validation", "head", "calibration", "test")

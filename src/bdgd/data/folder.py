@@ -18,6 +18,7 @@ LARGEST = 2**26  # pixels of one picture: more than any that would be trained on
 #: Which set each tenth of all files is for. "head" is for a scale head, which must not see what trained the cascade.
 FILE_SETS = (*("train",) * 6, "validation", "head", "calibration", "test")
 _LENDING = {"train": "validation", "validation": "train"}  # neither is what anything is promised on
+_LUMA = (0.299, 0.587, 0.114)  # of red, green and blue, as ITU-R 601 weighs them
 _NUMBERS = 6  # random numbers per image
 
 
@@ -27,10 +28,10 @@ def folder_images(
     """(count, 1, size, size) float32 in [0, 1] from the pictures of a folder, each used as often as it takes.
 
     A picture is shifted to minimum 0 and divided by its maximum, cut to a square around its middle, turned by quarter turns, flipped,
-    made 3/4 to 1 times as large as the image and laid somewhere in it; around it is 0. A page of a TIFF or a slice of a three-dimensional
-    npy is a picture. No file is in two sets: a hash of its content says which of the tenths in `FILE_SETS` it belongs to, so that
-    copies are together, and no file changes its set when others come or go. Where only one of training and validation has any
-    files, both use them; a set without a file is an error.
+    made 3/4 to 1 times as large as the image and laid somewhere in it; around it is 0. Colours become grey. A page of a TIFF or a
+    slice of a three-dimensional npy is a picture. No file is in two sets: a hash of its content says which of the tenths in
+    `FILE_SETS` it belongs to, so that copies are together, and no file changes its set when others come or go. Where only one of
+    training and validation has any files, both use them; a set without a file is an error.
     """
     count, size = require_count(count, "count"), require_count(size, "size")
     pictures = [picture for path in _files(folder, set_name) for picture in _pictures(path, size)]
@@ -70,32 +71,52 @@ def _set_of(path: Path) -> str:
 
 
 def _pictures(path: Path, size: int) -> list[Tensor]:
-    """The grey pictures in a file, each a square of at most `size` pixels in [0, 1], first index x."""
+    """The pictures in a file, each grey and a square of at most `size` pixels in [0, 1], first index x."""
     with named_errors(path, path.suffix[1:].upper()):
-        array = _read(path)
-    if array.dtype.kind not in "fiub" or array.ndim not in (2, 3) or 0 in array.shape or not np.isfinite(array).all():
-        raise InputError(f"{path} holds {array.dtype} {array.shape}; a picture is (rows, columns), or several of them, of finite numbers")
-    pages = array[None] if array.ndim == 2 else array
-    return [_square(page.astype(np.float64), size) for page in pages]
+        arrays = [_grey(array) for array in _read(path)]
+    for array in arrays:
+        if array.dtype.kind not in "fiub" or array.ndim not in (2, 3) or 0 in array.shape or not np.isfinite(array).all():
+            got = f"{array.dtype} {array.shape}"
+            raise InputError(f"{path} holds {got}; a picture is (rows, columns), or several of them, of finite numbers")
+    return [_square(page.astype(np.float64), size) for array in arrays for page in (array[None] if array.ndim == 2 else array)]
 
 
-def _read(path: Path) -> np.ndarray:
+def _grey(array: np.ndarray) -> np.ndarray:
+    """Colours on the last axis, of three or four columns, become grey as Pillow makes it; what covers them is left aside."""
+    if array.ndim < 3 or array.shape[-1] not in (3, 4) or array.dtype.kind not in "fiub":
+        return array
+    grey: np.ndarray = array[..., :3].astype(np.float64) @ _LUMA
+    return grey
+
+
+def _read(path: Path) -> list[np.ndarray]:
+    """What the file holds, colours on the last axis; a TIFF may hold several series of pages, each of a size of its own."""
     if path.suffix.lower() == ".npy":
         stored: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
         _require_small(int(np.prod(stored.shape, dtype=object)))
-        return np.asarray(stored)
+        return [np.asarray(stored)]
     if path.suffix.lower() == ".png":
         from PIL import Image
 
         with Image.open(path) as picture:
             _require_small(picture.width * picture.height)
             # 16-bit grey stays as it is; colours become grey
-            return np.asarray(picture if picture.mode.startswith(("I", "F")) else picture.convert("L"))
+            return [np.asarray(picture if picture.mode.startswith(("I", "F")) else picture.convert("L"))]
     import tifffile
 
     with tifffile.TiffFile(path) as file:
-        _require_small(int(np.prod(file.series[0].shape, dtype=object)))
-        return np.asarray(file.asarray())
+        if not file.series:
+            raise ValueError("it has no page")
+        _require_small(sum(int(np.prod(series.shape, dtype=object)) for series in file.series))
+        return [_samples_last(series.asarray(), series.axes) for series in file.series]
+
+
+def _samples_last(pages: np.ndarray, axes: str) -> np.ndarray:
+    """TIFF pages with their samples (S), if there are several, on the last axis; of grey with what covers it, the grey alone."""
+    if "S" not in axes:
+        return pages
+    moved = np.moveaxis(pages, axes.index("S"), -1)
+    return moved[..., 0] if moved.shape[-1] == 2 else moved
 
 
 def _require_small(pixels: int) -> None:
