@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import struct
+import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -153,11 +155,31 @@ def test_pictures_for_testing_are_not_trained_on(tmp_path: Path) -> None:
         _files(tmp_path / "test", "train")
 
 
-@pytest.mark.parametrize(("name", "content"), [("bad.png", b"no png"), ("bad.npy", b"\x93NUMPY"), ("bad.tif", b"II")])
+CUT_NPY = b"\x93NUMPY\x01\x00\x10\x00{'descr': ('<f4'\n"
+
+
+@pytest.mark.parametrize(("name", "content"), [("bad.png", b"no png"), ("bad.npy", b"\x93NUMPY"), ("bad.tif", b"II"), ("cut.npy", CUT_NPY)])
 def test_files_that_cannot_be_read(name: str, content: bytes, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
     with refusal("is not a readable"):
         _pictures(tmp_path / name, 8)
+
+
+def png_header(path: Path, width: int, height: int) -> None:
+    """A PNG that says how large it is, and holds a few bytes."""
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0))
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(b"\0")) + chunk(b"IEND", b""))
+
+
+@pytest.mark.parametrize(("side", "message"), [(20000, "400000000 pixels"), (10000, "100000000 pixels"), (100, "not a readable PNG")])
+def test_a_png_that_declares_too_much_is_not_unpacked(side: int, message: str, tmp_path: Path) -> None:
+    png_header(tmp_path / "a.png", side, side)
+    with refusal(message):
+        _pictures(tmp_path / "a.png", 8)
 
 
 def test_folders_that_cannot_be_used(tmp_path: Path) -> None:

@@ -96,9 +96,9 @@ def _read(path: Path) -> list[np.ndarray]:
         _require_small(int(np.prod(stored.shape, dtype=object)))
         return [np.asarray(stored)]
     if path.suffix.lower() == ".png":
-        from PIL import Image
+        from PIL.PngImagePlugin import PngImageFile
 
-        with Image.open(path) as picture:
+        with PngImageFile(path) as picture:  # Image.open would judge the size first, with a warning or an error of its own
             _require_small(picture.width * picture.height)
             # 16-bit grey stays as it is; colours become grey
             return [np.asarray(picture if picture.mode.startswith(("I", "F")) else picture.convert("L"))]
