@@ -31,6 +31,7 @@ from bdgd.data import (
 )
 from bdgd.data import simulate as simulate_scans
 from bdgd.data.estimates import three_digits
+from bdgd.data.kinds import within_field
 from bdgd.data.scanner import Scanner, read_scanner
 from bdgd.models.scales import value_scale
 from bdgd.operators import Geometry, ParallelBeam, RayTransform
@@ -140,12 +141,15 @@ def _at_most_one(*pairs: object) -> None:
 
 
 def _phantoms(phantom: Phantom, text: str, count: int, geometry: Geometry, seed: int) -> Tensor:
-    """(count, 1, H, W); ellipses from a stream of their own, so that no image of the named sets is among them; discs of the set "test"."""
+    """(count, 1, H, W); ellipses from a stream of their own, so that no image of the named sets is among them; discs of the set "test".
+
+    Random phantoms lie where every view sees them, as in training.
+    """
     size = geometry.image_size
     if phantom == Phantom.discs_with_holes:
         return phantom_images(phantom.value, "test", count, geometry, seed)
     if phantom == Phantom.ellipses:
-        return random_ellipses(count, size, generator=named_generator("simulate ellipses", seed))
+        return within_field(random_ellipses(count, size, generator=named_generator("simulate ellipses", seed)), geometry)
     image = rasterise(shepp_logan_ellipses(), size)
     return (with_text(image, text) if phantom == Phantom.text else image).repeat(count, 1, 1, 1)
 
