@@ -7,7 +7,7 @@ from pathlib import Path
 import h5py
 import pytest
 import torch
-from commands import bdgd
+from commands import assert_one_sentence, bdgd
 from toys import small_model
 
 from bdgd.apps.calibrate import _set_of_head, scans_like_training
@@ -130,3 +130,19 @@ def test_calibration_scans_are_made_as_the_training_scans_were() -> None:
     assert scans_like_training(model, "calibration", 2, GaussianNoise(0.05), 0).noise == GaussianNoise(0.05)
     plain = scans_like_training(small_model(), "calibration", 2, None, 0)
     assert plain.noise == GaussianNoise(0.01) and plain.correction is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--scans", "scans.h5", "--images", 40), "--images belongs to simulated scans, and --scans takes their place"),
+        (("--scans", "scans.h5", "--noise", 0.05), "--noise belongs to simulated scans, and --scans takes their place"),
+        (("--epochs", 3), "--epochs are those of a new scale head; add --head"),
+        (("--false-alarms", 0.7), "false_alarms must lie between 0 and 0.5, got 0.7"),
+        (("--head", 4, "--false-alarms", 0.7), "false_alarms must lie between 0 and 0.5, got 0.7"),
+    ],
+)
+def test_what_would_be_ignored_or_cannot_be_is_refused_before_any_work(options: tuple[object, ...], message: str, tmp_path: Path) -> None:
+    result = bdgd("calibrate", tmp_path / "no-model.safetensors", "-o", tmp_path / "out.safetensors", *options)
+    assert_one_sentence(result)
+    assert message in result.stderr

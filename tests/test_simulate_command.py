@@ -8,7 +8,7 @@ from pathlib import Path
 import h5py
 import pytest
 import torch
-from commands import bdgd
+from commands import assert_one_sentence, bdgd
 
 from bdgd.apps import simulate
 from bdgd.data import PoissonNoise, read_scans, shepp_logan
@@ -67,3 +67,9 @@ def test_random_phantoms_lie_where_every_view_of_the_scanner_sees_them(phantom: 
     outside = torch.hypot(x[:, None], y[None, :]) > field_radius(narrow) + 0.5
     images = read_scans(tmp_path / "s.h5").images
     assert bool(outside.any()) and float(images[..., outside].max()) == 0 and float(images.max()) > 0.9
+
+
+def test_a_text_without_its_phantom_is_refused(tmp_path: Path) -> None:
+    result = bdgd("simulate", "-o", tmp_path / "s.h5", "--size", 16, "--views", 3, "--text", "mine")
+    assert_one_sentence(result)
+    assert "--text belongs to --phantom text" in result.stderr and not (tmp_path / "s.h5").exists()

@@ -17,12 +17,14 @@ from bdgd.apps.training import make_scans
 from bdgd.checks import InputError
 from bdgd.data import KINDS, GaussianNoise, Noise, Scans, ellipse_images, named_generator, read_scans, simulate
 from bdgd.inference import calibrate as calibrated
+from bdgd.inference.alarm import require_false_alarms
 from bdgd.models import Calibration, DeepGradientDescent, Reconstructor, load, save
 from bdgd.operators import RayTransform
 from bdgd.training import train_scale_head
 
 #: Added to the seed for the scale head: another seed is another stream of random images, none of which trained the cascade.
 OTHER_STREAM = 100_000
+IMAGES, EPOCHS = 1000, 20
 SHOWN = (0.5, 0.68, 0.9, 0.95, 0.99)
 
 
@@ -30,7 +32,9 @@ def calibrate(
     out: Output,
     model: Annotated[str, typer.Argument(help="A shipped model by name, or a .safetensors file.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="The calibrated model's file.")] = Path("calibrated.safetensors"),
-    images: Annotated[int, typer.Option("--images", min=20, help="Calibration images; 1000 hold every level up to 99.5 %.")] = 1000,
+    images: Annotated[
+        int | None, typer.Option("--images", min=20, help="Calibration images, 1000 unless given, which hold every level up to 99.5 %.")
+    ] = None,
     scans: Annotated[
         Path | None, typer.Option("--scans", help="Calibrate on these scans with known images, not on simulated ones.")
     ] = None,
@@ -39,7 +43,7 @@ def calibrate(
     ] = None,
     draws: Annotated[int, typer.Option("--draws", min=1, help="Monte-Carlo draws; the calibration holds for this number.")] = 100,
     head: Annotated[int, typer.Option("--head", min=0, help="Fresh images to train a new scale head on first; 0 keeps what is there.")] = 0,
-    epochs: Annotated[int, typer.Option("--epochs", min=1, help="Epochs of the scale head.")] = 20,
+    epochs: Annotated[int | None, typer.Option("--epochs", min=1, help="With --head: its epochs, 20 unless given.")] = None,
     false_alarms: Annotated[float, typer.Option("--false-alarms", help="Share of ordinary scans on which the light may turn red.")] = 0.05,
     seed: Seed = 0,
     device: Device = "auto",
@@ -48,16 +52,18 @@ def calibrate(
 
     The scans are made as those that the model was trained on, from a stream of their own, which training, validation and test never see.
     """
+    _require_used(images, noise, scans, head, epochs)
+    require_false_alarms(false_alarms)
     where = choose_device(device)
     require_writable(output)
     network = load(model, device=where)
     law = None if noise is None else GaussianNoise(noise)
-    if head:
-        _train_head(out, network, law, head, epochs, draws, seed)
     if scans is not None:
         ours = read_scans(scans).corrected(network.correction)
     else:
-        ours = scans_like_training(network, "calibration", images, law, seed)
+        ours = scans_like_training(network, "calibration", images or IMAGES, law, seed)
+    if head:
+        _train_head(out, network, law, head, epochs or EPOCHS, draws, seed)
     with out.progress("calibrating", len(ours)) as step:
         generator = named_generator("calibrating", seed)
         calibration = calibrated(network, ours, draws=draws, false_alarms=false_alarms, generator=generator, report=step)
@@ -65,6 +71,15 @@ def calibrate(
     network.provenance = network.provenance | {"calibration": provenance(seed, where) | {"images": len(ours), "draws": draws}}
     save(network, output)
     _tell(out, calibration, ours, false_alarms, output)
+
+
+def _require_used(images: int | None, noise: float | None, scans: Path | None, head: int, epochs: int | None) -> None:
+    """Raise where an option would have no effect."""
+    if epochs is not None and not head:
+        raise InputError("--epochs are those of a new scale head; add --head, or leave --epochs out")
+    for name, given in (("--images", images), ("--noise", noise)):
+        if scans is not None and given is not None and not (head and name == "--noise"):
+            raise InputError(f"{name} belongs to simulated scans, and --scans takes their place; leave one of them out")
 
 
 def scans_like_training(model: Reconstructor, which: str, count: int, noise: Noise | None, seed: int, offset: int = 0) -> Scans:
