@@ -16,8 +16,10 @@ from bdgd.apps.provenance import provenance
 from bdgd.apps.training import make_scans
 from bdgd.checks import InputError
 from bdgd.data import KINDS, GaussianNoise, Noise, Scans, ellipse_images, named_generator, read_scans, simulate
+from bdgd.data.folder import distinct_pictures
 from bdgd.inference import calibrate as calibrated
 from bdgd.inference.alarm import require_false_alarms
+from bdgd.inference.calibrating import LEAST_IMAGES
 from bdgd.models import Calibration, DeepGradientDescent, Reconstructor, load, save
 from bdgd.operators import RayTransform
 from bdgd.training import train_scale_head
@@ -25,6 +27,7 @@ from bdgd.training import train_scale_head
 #: Added to the seed for the scale head: another seed is another stream of random images, none of which trained the cascade.
 OTHER_STREAM = 100_000
 IMAGES, EPOCHS = 1000, 20
+ANY = "the same kind of object"
 SHOWN = (0.5, 0.68, 0.9, 0.95, 0.99)
 
 
@@ -60,7 +63,10 @@ def calibrate(
     law = None if noise is None else GaussianNoise(noise)
     if scans is not None:
         ours = read_scans(scans).corrected(network.correction)
+        of = _objects(ours, scans)
     else:
+        pictures = _pictures(network)
+        of = ANY if pictures is None else f"these {pictures} pictures of the folder, turned and moved"
         ours = scans_like_training(network, "calibration", images or IMAGES, law, seed)
     if head:
         _train_head(out, network, law, head, epochs or EPOCHS, draws, seed)
@@ -70,7 +76,7 @@ def calibrate(
     network = network.with_calibration(calibration)
     network.provenance = network.provenance | {"calibration": provenance(seed, where) | {"images": len(ours), "draws": draws}}
     save(network, output)
-    _tell(out, calibration, ours, false_alarms, output)
+    _tell(out, calibration, ours, of, false_alarms, output)
 
 
 def _require_used(images: int | None, noise: float | None, scans: Path | None, head: int, epochs: int | None) -> None:
@@ -105,6 +111,29 @@ def _preset(model: Reconstructor) -> Preset | None:
     return preset if preset is not None and preset.geometry == model.geometry else None
 
 
+def _pictures(model: Reconstructor) -> int | None:
+    """How many pictures of a folder the calibration images are made of, once they are enough; None where each is a new phantom."""
+    preset = _preset(model)
+    if preset is None or preset.phantoms in KINDS:
+        return None
+    count = distinct_pictures(preset.phantoms, "calibration", min(preset.geometry.image_size))
+    if count < LEAST_IMAGES:
+        raise InputError(
+            f"the folder {preset.phantoms} has {count} different pictures for calibration, about one of ten, and {LEAST_IMAGES} are needed"
+            " for a promise about such pictures; put more into it, or bring scans with known images by --scans"
+        )
+    return count
+
+
+def _objects(scans: Scans, file: Path) -> str:
+    """What scans of a file are of, in words, once they have enough known images."""
+    if scans.images is None or len(scans) < LEAST_IMAGES:
+        known = "without" if scans.images is None else "with"
+        raise InputError(f"calibrating needs at least {LEAST_IMAGES} scans with known images; {file} has {len(scans)} {known} them")
+    different = len({image.cpu().numpy().tobytes() for image in scans.images})
+    return ANY if different == len(scans) else f"the same objects (different images: {different})"
+
+
 def _set_of_head(model: Reconstructor) -> str:
     """Random phantoms are new with every seed; a folder has no other pictures than its own, and keeps some for the scale head."""
     preset = _preset(model)
@@ -133,8 +162,8 @@ def _train_head(out: Output, network: Reconstructor, noise: Noise | None, count:
     network.provenance = network.provenance | {"scale_head": {"images": count, "seed": seed, **record}}
 
 
-def _tell(out: Output, calibration: Calibration, scans: Scans, false_alarms: float, output: Path) -> None:
-    """What was found and what it is worth, in plain words."""
+def _tell(out: Output, calibration: Calibration, scans: Scans, of: str, false_alarms: float, output: Path) -> None:
+    """What was found and what it is worth, in plain words; of: the objects that it holds for."""
     strata = len(calibration.std_edges) + 1
     shown = [level for level in SHOWN if calibration.levels and level <= calibration.levels[-1]]
     rows = []
@@ -145,14 +174,14 @@ def _tell(out: Output, calibration: Calibration, scans: Scans, false_alarms: flo
     out.table(columns, rows, f"z to which intervals reach, over {strata} strata of predicted standard deviation", right=columns)
     noise = ", ".join(f"{name} {value}" for name, value in calibration.noise.items()) if calibration.noise else "not stated"
     out.say(
-        f"guaranteed: for a new scan of this kind (exchangeable with the {len(scans)} calibration scans: the same kind of object, this"
+        f"guaranteed: for a new scan of this kind (exchangeable with the {len(scans)} calibration scans: {of}, this"
         f" geometry, noise ({noise}), {calibration.draws} draws), on average over scans at most 10 % of the object's pixels lie"
         f" outside the 90 % interval, and so for every level up to {calibration.levels[-1]:.1%}"
         + (f"; at most {calibration.alarm.false_alarms:.0%} of such scans turn the light red" if calibration.alarm else "")
     )
     out.say(
-        "not guaranteed: each single image, each kind of pixel (edges are checked, not promised), objects of another kind,"
-        " another noise or geometry; the alarm is there for these"
+        "not guaranteed: each single image, each kind of pixel (edges are checked, not promised),"
+        f" {'objects of another kind' if of == ANY else 'any other object'}, another noise or geometry; the alarm is there for these"
     )
     if calibration.alarm is None:
         enough = 2 * math.ceil(1 / false_alarms - 1)

@@ -41,6 +41,11 @@ def folder_images(
     return torch.stack(images)[:, None].to(device)
 
 
+def distinct_pictures(folder: str | Path, set_name: str, size: int) -> int:
+    """How many different pictures the images of a set are made of, however many images there are; copies count once."""
+    return len({picture.numpy().tobytes() for path in _files(folder, set_name) for picture in _pictures(path, size)})
+
+
 def _files(folder: str | Path, set_name: str) -> list[Path]:
     folder = Path(folder)
     require_choice(set_name, tuple(dict.fromkeys(FILE_SETS)), "set_name")
