@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
-import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -17,12 +15,12 @@ from bdgd.data.formats import format_of
 from bdgd.data.formats.attributes import read_header
 from bdgd.data.scans import Scans
 from bdgd.operators import Geometry
+from bdgd.operators.geometry_files import OF_A_STACK, read_attributes
 
 #: pixels along a side unless the scan's image has fewer, or --size says otherwise
 USUAL_SIZE = 256
 SMALLEST, LARGEST = 16, 1024
 _SAME_ANGLE = 1e-6  # radians: views closer than this are one view measured twice
-_BESIDE_GEOMETRY = ("pages", "flat", "dark", "image")  # what the TOML of a TIFF scan has besides
 
 G = TypeVar("G", bound=Geometry)
 
@@ -41,7 +39,7 @@ class Scanner:
 def read_scanner(path: Path) -> Scanner:
     """From any scan file, or from a geometry as TOML or JSON."""
     if path.suffix.lower() in (".toml", ".json") or (path.is_file() and not _is_scan(path)):
-        header = read_header(_attributes(path))
+        header = read_header({name: value for name, value in read_attributes(path).items() if name not in OF_A_STACK})
         return Scanner(path.name, header.geometry, None, header.unit, header.notes)
     with open_stack(path) as stack:
         scan = stack[len(stack) // 2]
@@ -56,20 +54,6 @@ def _is_scan(path: Path) -> bool:
     except InputError:
         return False
     return True
-
-
-def _attributes(path: Path) -> dict[str, Any]:
-    try:
-        text = path.read_text(encoding="utf-8")
-        values = json.loads(text) if path.suffix.lower() == ".json" else tomllib.loads(text)
-    except OSError as error:
-        raise InputError(f"cannot read the geometry {path}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        kind = "JSON" if path.suffix.lower() == ".json" else "TOML"
-        raise InputError(f"{path} is not valid {kind}, and has no suffix of a scan file: {' '.join(str(error).split())[:200]}") from None
-    if not isinstance(values, dict):
-        raise InputError(f"{path} must hold the keys of a geometry, got {type(values).__name__}")
-    return {name: value for name, value in values.items() if name not in _BESIDE_GEOMETRY}
 
 
 def training_geometry(
