@@ -48,6 +48,10 @@ def test_a_wrapped_scan_that_ends_where_it_began_is_one_turn() -> None:
     assert np.allclose(angles(closed, views=4), [350, 80, 170, 260])
 
 
+def test_angles_that_only_rise_are_taken_as_they_are() -> None:
+    assert np.allclose(angles(replace(FAN, angles=np.deg2rad([0.0, 200.0, 250.0])), arc=170), [0])
+
+
 def test_an_arc_of_views_in_no_order_is_from_the_first_on() -> None:
     shuffled = np.random.default_rng(0).permutation(np.arange(360.0))
     found = angles(replace(FAN, angles=np.deg2rad(shuffled)), arc=60)

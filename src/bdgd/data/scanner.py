@@ -110,12 +110,12 @@ def _gone(geometry: Geometry) -> np.ndarray:
     nobody knows how often the scanner went round: they are as far as their angles say, modulo the geometry's period.
     """
     angles = np.asarray(geometry.angles)
+    if _rises(angles):
+        return np.abs(angles - angles[0])
     continued = np.unwrap(angles)
     turned = np.abs(continued - continued[0])
     if _rises(continued) and turned.max() < 2 * math.pi + _SAME_ANGLE:
         return turned
-    if _rises(angles):
-        return np.abs(angles - angles[0])
     direction = 1.0 if continued[-1] >= continued[0] else -1.0
     gone: np.ndarray = np.mod(direction * (angles - angles[0]) + _SAME_ANGLE, geometry.period) - _SAME_ANGLE
     return gone
