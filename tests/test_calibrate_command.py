@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
+import numpy as np
 import pytest
 import torch
-from commands import bdgd
+from commands import assert_one_sentence, bdgd
 from toys import small_model
 
 from bdgd.apps.calibrate import _set_of_head, scans_like_training
 from bdgd.apps.presets import parse_preset
 from bdgd.apps.training import make_model
 from bdgd.data import GaussianNoise, random_ellipses, simulate, write_scans
+from bdgd.data.folder import distinct_pictures
+from bdgd.inference.calibrating import LEAST_IMAGES
 from bdgd.models import load, save
 from bdgd.operators import RayTransform
 
@@ -130,3 +134,91 @@ def test_calibration_scans_are_made_as_the_training_scans_were() -> None:
     assert scans_like_training(model, "calibration", 2, GaussianNoise(0.05), 0).noise == GaussianNoise(0.05)
     plain = scans_like_training(small_model(), "calibration", 2, None, 0)
     assert plain.noise == GaussianNoise(0.01) and plain.correction is None
+
+
+PICTURES = """
+[geometry]
+beam = "sparse"
+image_size = 16
+views = 6
+[data]
+train = 4
+validation = 2
+noise = { kind = "gaussian", relative = 0.01 }
+phantoms = "FOLDER"
+[model]
+blocks = 1
+[training]
+epochs = 1
+"""
+
+
+def trained_on_pictures(folder: Path, count: int) -> Path:
+    """A model, as if it had been trained on a folder of so many pictures."""
+    (folder / "pictures").mkdir()
+    for n in range(count):
+        np.save(folder / "pictures" / f"{n}.npy", np.random.default_rng(n).random((8, 8)))
+        np.save(folder / "pictures" / f"{n}-again.npy", np.random.default_rng(n).random((8, 8)))
+    preset = parse_preset(PICTURES.replace("FOLDER", str(folder / "pictures")), "own")
+    model = make_model(preset, RayTransform(preset.geometry))
+    model.provenance = {"preset": "own", "preset_text": preset.text}
+    save(model, folder / "model.safetensors")
+    return folder / "model.safetensors"
+
+
+def test_a_calibration_on_pictures_promises_nothing_beyond_them(tmp_path: Path) -> None:
+    model = trained_on_pictures(tmp_path, 260)
+    pictures = distinct_pictures(tmp_path / "pictures", "calibration", 16)
+    assert LEAST_IMAGES <= pictures < 40
+    result = bdgd("calibrate", model, "-o", tmp_path / "out.safetensors", "--images", 40, "--draws", 1, "--device", "cpu")
+    assert result.exit_code == 0, result.output
+    said = " ".join(result.output.split())
+    assert f"exchangeable with the 40 calibration scans: these {pictures} pictures of the folder" in said
+    assert "any other object" in said and "the same kind of object" not in said
+
+
+def test_a_calibration_on_few_pictures_is_refused_before_a_scale_head_is_trained(tmp_path: Path) -> None:
+    model = trained_on_pictures(tmp_path, 60)
+    pictures = distinct_pictures(tmp_path / "pictures", "calibration", 16)
+    result = bdgd("calibrate", model, "-o", tmp_path / "out.safetensors", "--head", 4, "--draws", 1, "--device", "cpu")
+    assert f"has {pictures} different pictures for calibration, about one of ten, and 20 are needed" in assert_one_sentence(result)
+    assert 0 < pictures < LEAST_IMAGES and not (tmp_path / "out.safetensors").exists()
+
+
+def test_a_calibration_on_scans_of_one_image_says_so(tmp_path: Path) -> None:
+    save(small_model(), tmp_path / "model.safetensors")
+    g = torch.Generator().manual_seed(3)
+    image = random_ellipses(1, 16, generator=g).repeat(20, 1, 1, 1)
+    write_scans(tmp_path / "scans.h5", simulate(small_model().A, image, GaussianNoise(0.03), generator=g))
+    options = ("--scans", tmp_path / "scans.h5", "-o", tmp_path / "out.safetensors", "--draws", 2, "--device", "cpu")
+    result = bdgd("calibrate", tmp_path / "model.safetensors", *options)
+    assert result.exit_code == 0, result.output
+    assert "the 20 calibration scans: the same objects (different images: 1), this geometry" in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize(("count", "known", "message"), [(3, True, "has 3 with them"), (20, False, "has 20 without them")])
+def test_scans_that_cannot_calibrate_are_refused_before_a_scale_head_is_trained(
+    count: int, known: bool, message: str, tmp_path: Path
+) -> None:
+    save(small_model(), tmp_path / "model.safetensors")
+    g = torch.Generator().manual_seed(3)
+    scans = simulate(small_model().A, random_ellipses(count, 16, generator=g), GaussianNoise(0.03), generator=g)
+    write_scans(tmp_path / "scans.h5", scans if known else replace(scans, images=None))
+    result = bdgd("calibrate", tmp_path / "model.safetensors", "--scans", tmp_path / "scans.h5", "--head", 4, "--device", "cpu")
+    assert message in assert_one_sentence(result)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--scans", "scans.h5", "--images", 40), "--images belongs to simulated scans, and --scans takes their place"),
+        (("--scans", "scans.h5", "--noise", 0.05), "--noise belongs to simulated scans, and --scans takes their place"),
+        (("--epochs", 3), "--epochs are those of a new scale head; add --head"),
+        (("--false-alarms", 0.7), "false_alarms must lie between 0 and 0.5, got 0.7"),
+        (("--head", 4, "--false-alarms", 0.7), "false_alarms must lie between 0 and 0.5, got 0.7"),
+    ],
+)
+def test_what_would_be_ignored_or_cannot_be_is_refused_before_any_work(options: tuple[object, ...], message: str, tmp_path: Path) -> None:
+    result = bdgd("calibrate", tmp_path / "no-model.safetensors", "-o", tmp_path / "out.safetensors", *options)
+    assert_one_sentence(result)
+    assert message in result.stderr

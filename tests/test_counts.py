@@ -57,6 +57,21 @@ def test_counts_are_read_in_every_format(suffix: str, frames: str, tmp_path: Pat
     assert np.allclose(scans.sinograms[:, 0].numpy(), y, atol=1e-9) and scans.notes == ()
 
 
+@pytest.mark.parametrize("suffix", [".h5", ".npz"])
+def test_transmitted_shares_need_one_number_as_their_open_beam(suffix: str, tmp_path: Path) -> None:
+    y = counted()[0]
+    values, path = {"counts": np.exp(-y), "flat": 1.0, "dark": 0}, tmp_path / f"scan{suffix}"
+    if suffix == ".h5":
+        with h5py.File(path, "w") as file:
+            file.attrs.update(COUNTING.to_dict())
+            for name, value in values.items():
+                file[name] = value
+    else:
+        np.savez(path, **values, **COUNTING.to_dict())
+    scans = read_scans(path, dtype=torch.float64)
+    assert np.allclose(scans.sinograms[:, 0].numpy(), y, atol=1e-9) and scans.notes == ()
+
+
 def test_projections_with_their_fields_are_turned_into_slices(tmp_path: Path) -> None:
     """As a scanner writes them: a page per view, each field a few pages of the whole detector."""
     rng = np.random.default_rng(4)

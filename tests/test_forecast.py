@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from tiny_presets import CPU, TINY
@@ -28,6 +30,13 @@ def test_what_does_not_fit_is_said_with_numbers_and_remedy(monkeypatch: pytest.M
 def test_the_memory_of_this_machine_is_known() -> None:
     free, total = forecast.memory_there(CPU)
     assert 0 < free <= total
+
+
+def test_where_the_system_does_not_tell_its_memory_8_gb_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on Windows, which has no os.sysconf."""
+    monkeypatch.delattr(os, "sysconf")
+    free, total = forecast.memory_there(CPU)
+    assert free > 0 and 0 < total <= 8e9
 
 
 def test_a_rehearsal_leaves_the_model_alone_and_gives_a_pace() -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from geometries import FAN, PARALLEL
+from refusals import refusal
 
 from bdgd.checks import InputError
+from bdgd.data.scanner import read_scanner
 from bdgd.operators import FanBeam, ParallelBeam, geometry_from_dict, read_geometry
 
 #: what is wrong with the values of a fan beam, and what the message must say: expected, got, and the remedy where it is not the same
@@ -91,6 +94,37 @@ def test_bad_files(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
         with pytest.raises(InputError, match=message):
             read_geometry(tmp_path / name)
+    (tmp_path / "deep.toml").write_text("x = " + "[" * 10**5)
+    with refusal("deep.toml is not valid TOML"):
+        read_geometry(tmp_path / "deep.toml")
     (tmp_path / "binary.toml").write_bytes(b"\x89HDF\r\n\x1a\n\xff\xfe")
     with pytest.raises(InputError, match=r"binary\.toml is not valid TOML"):
         read_geometry(tmp_path / "binary.toml")
+
+
+BASE = 'beam = "parallel"\nimage_size = 8\ndetectors = 5\n'
+HUGE = "9" * 400
+IMPOSSIBLE = [
+    (BASE + "angles_degrees = [[1, 2], [3]]\n", r"angles_degrees must be numbers, got \[\[1, 2\], \[3\]\]"),
+    (BASE + "angles = [0.0]\nangles_degrees = [0.0]\n", "exclude each other"),
+    (BASE + f"angles = [{HUGE}]\n", "a number of the parallel-beam geometry has more digits than a float can have"),
+    (BASE + f"angles = [0.0]\ndetector_spacing = {HUGE}\n", "detector_spacing must be a finite number, got one with more digits"),
+    (BASE + f"angles_degrees = {{ first = {HUGE}, step = 1, count = 3 }}\n", "angles_degrees.first must be a finite number"),
+    (BASE.replace("5", "1000000000000") + "angles = [0.0]\n", "detectors is 1000000000000, more than the 1000000 that are read"),
+    (BASE.replace("8", "100000") + "angles = [0.0]\n", "check that it is given in pixels"),
+    (BASE + "angles = [0.0]\n#" + " " * 2**23, "has more than the 8388608 bytes that are read"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), IMPOSSIBLE, ids=range(len(IMPOSSIBLE)))
+@pytest.mark.parametrize("read", [read_geometry, read_scanner])
+def test_impossible_numbers_in_files(read: Callable[[Path], object], text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "g.toml").write_text(text)
+    with refusal(message):
+        read(tmp_path / "g.toml")
+
+
+def test_a_noise_of_brackets_in_a_geometry_file(tmp_path: Path) -> None:
+    (tmp_path / "g.toml").write_text(BASE + 'angles = [0.0]\nnoise = "' + "[" * 10**5 + '"\n')
+    with refusal("noise must be a JSON object"):
+        read_scanner(tmp_path / "g.toml")

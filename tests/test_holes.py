@@ -1,22 +1,17 @@
-"""Discs with holes, pictures from a folder, and the field that a scanner sees."""
+"""Discs with holes, and the field that a scanner sees."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 
-import numpy as np
 import pytest
-import tifffile
 import torch
-from PIL import Image
 from torch import Tensor
 from toys import seeded
 
 from bdgd.checks import InputError
-from bdgd.data import discs_with_holes, ellipse_images, folder_images, phantom_images
-from bdgd.data.folder import _files
+from bdgd.data import discs_with_holes, ellipse_images, phantom_images
 from bdgd.data.holes import HOLES, _Discs
 from bdgd.data.kinds import field_radius
 from bdgd.data.shapes import SHARES, TABLE, radii
@@ -93,80 +88,6 @@ def test_every_kind_of_outline_is_bounded_and_its_own() -> None:
     areas = torch.tensor([[area(outlines[n, kind]) for kind in range(6)] for n in range(50)])
     assert areas[:, 0].tolist() == pytest.approx([math.pi] * 50)
     assert (outlines[:, 4, 0] < 0.9 * outlines[:, 4, TABLE // 8]).all()  # a cross has its arms between the half-axes
-
-
-# --- a folder of pictures -------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    ramp = np.arange(40 * 30).reshape(40, 30)
-    Image.fromarray((ramp % 256).astype(np.uint8)).save(tmp_path / "a.png")
-    tifffile.imwrite(tmp_path / "b.tif", ramp.astype(np.float32) - 1000)
-    np.save(tmp_path / "c.npy", np.stack([ramp, 2 * ramp]))
-    (tmp_path / "readme.txt").write_text("no picture")
-    return tmp_path
-
-
-def test_pictures_of_a_folder(folder: Path) -> None:
-    images = folder_images(folder, "train", 9, 24, generator=seeded())
-    assert images.shape == (9, 1, 24, 24) and float(images.min()) == 0 and 0.75 < float(images.amax((1, 2, 3)).min()) <= 1
-    assert torch.equal(images, folder_images(folder, "train", 9, 24, generator=seeded()))
-    assert len({image.numpy().tobytes() for image in images}) == 9
-
-
-def test_validation_pictures_are_no_training_pictures(tmp_path: Path) -> None:
-    for n in range(11):
-        np.save(tmp_path / f"{n:02d}.npy", np.eye(4))
-    sets = {name: _files(tmp_path, name) for name in ("train", "validation", "head", "calibration", "test")}
-    assert {name: [path.stem for path in sets[name]] for name in ("validation", "head", "calibration", "test")} == {
-        "validation": ["06"],
-        "head": ["07"],
-        "calibration": ["08"],
-        "test": ["09"],
-    }
-    every = [path for files in sets.values() for path in files]
-    assert len(every) == len(set(every)) == 11 and len(sets["train"]) == 7
-
-
-def test_few_files_are_for_training_and_validation_alone(tmp_path: Path) -> None:
-    for n in range(9):
-        np.save(tmp_path / f"{n}.npy", np.eye(4))
-    assert [path.stem for path in _files(tmp_path, "validation")] == ["8"] and len(_files(tmp_path, "train")) == 8
-    for name in ("head", "calibration", "test"):
-        with pytest.raises(InputError, match=f"holds 9 pictures, too few to keep some for {name}; put 10 or more"):
-            _files(tmp_path, name)
-    for n in range(1, 9):
-        (tmp_path / f"{n}.npy").unlink()
-    assert _files(tmp_path, "train") == _files(tmp_path, "validation") == [tmp_path / "0.npy"]
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("empty", None, "holds no picture; put .png"),
-        ("bad.png", b"no png", "is not a readable"),
-        ("bad.npy", b"\x93NUMPY", "is not a readable"),
-        ("bad.tif", b"II", "is not a readable"),
-    ],
-)
-def test_a_folder_that_cannot_be_used(name: str, content: bytes | None, message: str, tmp_path: Path) -> None:
-    if content is not None:
-        (tmp_path / name).write_bytes(content)
-    with pytest.raises(InputError, match=message) as caught:
-        folder_images(tmp_path, "train", 1, 8, generator=seeded())
-    assert "\n" not in str(caught.value)
-
-
-def test_pictures_that_are_none(tmp_path: Path) -> None:
-    np.save(tmp_path / "a.npy", np.array([[np.nan]]))
-    with pytest.raises(InputError, match="of finite numbers"):
-        folder_images(tmp_path, "train", 1, 8, generator=seeded())
-    np.save(tmp_path / "a.npy", np.array([{}], dtype=object), allow_pickle=True)
-    with pytest.raises(InputError, match="is not a readable"):
-        folder_images(tmp_path, "train", 1, 8, generator=seeded())
-    with pytest.raises(InputError, match="there is no folder"):
-        folder_images(tmp_path / "none", "train", 1, 8, generator=seeded())
 
 
 # --- by name --------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import torch
 
 from bdgd.checks import InputError
 from bdgd.classical import fbp
-from bdgd.data import Ellipses, GaussianNoise, Scans, ellipse_sinogram, match, rasterise, read_scans
+from bdgd.data import Ellipses, GaussianNoise, PoissonNoise, Scans, ellipse_sinogram, match, rasterise, read_scans
 from bdgd.data.resampling import averaged_images
 from bdgd.operators import FanBeam, Geometry, ParallelBeam, RayTransform
 
@@ -93,6 +93,34 @@ def test_a_detector_that_ends_in_air_is_continued() -> None:
     assert "10 of them lie beyond the scan's, in air" in notes[0] and off(matched, MODEL) < 1e-12
     with pytest.raises(InputError, match=r"end inside the object: 40 detectors of 1.4 in the scan and 100 of 1.4 in the model"):
         match(scan_of(replace(MODEL, detectors=40)), MODEL)
+
+
+SHIFTED = replace(PARALLEL, detector_offset=0.5 * PARALLEL.detector_spacing)
+QUARTER = replace(PARALLEL, detector_offset=0.25 * PARALLEL.detector_spacing)
+OTHER_SIDE = replace(PARALLEL, angles=np.asarray(PARALLEL.angles) + math.pi)
+MIXED = [
+    (PARALLEL, replace(OTHER_SIDE, angles=PARALLEL.angles[:15] + OTHER_SIDE.angles[15:]), True),
+    (PARALLEL, OTHER_SIDE, True),
+    (PARALLEL, SHIFTED, False),
+    (QUARTER, replace(QUARTER, angles=OTHER_SIDE.angles), False),  # seen from the other side, they lie half a detector apart
+    (PARALLEL, replace(PARALLEL, detectors=91), False),
+    (MODEL, replace(MODEL, detectors=200, detector_spacing=0.7), False),
+    (MODEL, replace(MODEL, detector_spacing=1.41), False),
+]
+
+
+@pytest.mark.parametrize(("model", "scan", "kept"), MIXED)
+def test_the_noise_is_kept_where_values_are_picked_and_not_where_they_are_mixed(model: Geometry, scan: Geometry, kept: bool) -> None:
+    noise = PoissonNoise(1e4)
+    matched, _ = match(replace(scan_of(scan), noise=noise), model)
+    assert matched.noise == (noise if kept else None)
+
+
+def test_mixed_detectors_have_less_noise_than_the_law_says() -> None:
+    """Why the law is dropped: between two detectors of equal weight the standard deviation falls by the square root of 2."""
+    air = PoissonNoise(1e4)(torch.zeros(1, 1, SHIFTED.views, SHIFTED.detectors), generator=torch.Generator().manual_seed(0))
+    matched, _ = match(Scans(air, SHIFTED, noise=PoissonNoise(1e4)), PARALLEL)
+    assert float(matched.sinograms.std() / air.std()) == pytest.approx(0.5**0.5, rel=0.03) and matched.noise is None
 
 
 @pytest.mark.parametrize("beam", [MODEL, PARALLEL], ids=["fan", "parallel"])

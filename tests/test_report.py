@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from refusals import refusal
 from toys import small_model, small_transform, some_sinograms
 
 from bdgd.apps.outputs import Grid
@@ -273,3 +274,19 @@ def test_a_file_of_regions(tmp_path: Path) -> None:
     assert places.discs[0].mask(A.geometry).tolist() == wanted
     path.write_text("[profile]\nstart = [0, 0]\nend = [0, 2]\n")
     assert read_places(path, A.geometry).profile == Line((0.0, 0.0), (0.0, 2.0)) and len(read_places(path, A.geometry).discs) == 9
+
+
+@pytest.mark.parametrize("far", ["1e9", "1e300"])
+def test_a_profile_far_outside_is_refused_before_room_is_made_for_it(far: str, tmp_path: Path) -> None:
+    (tmp_path / "regions.toml").write_text(f"[profile]\nstart = [-{far}, 0.0]\nend = [{far}, 0.0]\n")
+    with refusal("leaves the image; shorten it"):
+        read_places(tmp_path / "regions.toml", A.geometry)
+
+
+def test_regions_that_are_all_or_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "regions.toml"
+    path.write_text("[[disc]]\ncentre = [0, 0]\nradius = 1e300\n")
+    assert bool(read_places(path, A.geometry).discs[0].mask(A.geometry).all())
+    path.write_text("x = " + "[" * 10**5)
+    with refusal("is not valid TOML"):
+        read_places(path, A.geometry)

@@ -12,6 +12,7 @@ import tifffile
 
 import bdgd
 from bdgd.data.formats import FORMATS
+from bdgd.data.scanner import read_scanner
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs" / "scans.md").read_text()
 
@@ -30,6 +31,7 @@ def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     Path("hand.toml").write_text(toml)
     tifffile.imwrite("hand.tif", names["y"], photometric="minisblack")
     geometry = bdgd.read_scans("hand.tif").geometry
+    assert geometry == bdgd.read_geometry("hand.toml") == read_scanner(Path("hand.toml")).geometry
     assert geometry is not None and np.allclose(geometry.angles, names["geometry"].angles)
 
 

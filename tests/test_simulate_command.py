@@ -8,10 +8,11 @@ from pathlib import Path
 import h5py
 import pytest
 import torch
-from commands import bdgd
+from commands import assert_one_sentence, bdgd
 
 from bdgd.apps import simulate
 from bdgd.data import PoissonNoise, read_scans, shepp_logan
+from bdgd.data.kinds import field_radius
 from bdgd.operators import FanBeam, ParallelBeam, RayTransform
 
 
@@ -54,3 +55,21 @@ def test_simulate_without_noise_is_the_operator(tmp_path: Path) -> None:
     scans = read_scans(tmp_path / "s.h5")
     assert scans.noise is None
     assert torch.allclose(scans.sinograms, RayTransform(scans.geometry)(scans.images), atol=1e-5)
+
+
+@pytest.mark.parametrize("phantom", ["ellipses", "discs-with-holes"])
+def test_random_phantoms_lie_where_every_view_of_the_scanner_sees_them(phantom: str, tmp_path: Path) -> None:
+    narrow = FanBeam(image_size=32, angles=(0.0, 1.0), detectors=20, detector_spacing=2.0, source_to_axis=100.0, source_to_detector=150.0)
+    (tmp_path / "narrow.toml").write_text(narrow.to_toml())
+    options = ("--phantom", phantom, "--geometry", tmp_path / "narrow.toml", "--count", 10)
+    assert bdgd("simulate", "-o", tmp_path / "s.h5", *options).exit_code == 0
+    x, y = narrow.pixel_centres()
+    outside = torch.hypot(x[:, None], y[None, :]) > field_radius(narrow) + 0.5
+    images = read_scans(tmp_path / "s.h5").images
+    assert bool(outside.any()) and float(images[..., outside].max()) == 0 and float(images.max()) > 0.9
+
+
+def test_a_text_without_its_phantom_is_refused(tmp_path: Path) -> None:
+    result = bdgd("simulate", "-o", tmp_path / "s.h5", "--size", 16, "--views", 3, "--text", "mine")
+    assert_one_sentence(result)
+    assert "--text belongs to --phantom text" in result.stderr and not (tmp_path / "s.h5").exists()

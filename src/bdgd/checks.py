@@ -62,6 +62,8 @@ def require_number(value: float, name: str) -> float:
         number = float(value)
     except (TypeError, ValueError):
         raise InputError(f"{name} must be a number, got {value!r}") from None
+    except OverflowError:  # of a whole number that is too long to be shown
+        raise InputError(f"{name} must be a finite number, got one with more digits than a float can have; write a smaller one") from None
     if not math.isfinite(number):
         raise InputError(f"{name} must be finite, got {value!r}")
     return number

@@ -25,11 +25,52 @@ def mat(compress: bool = True, parameters: Any = None, **changes: Any) -> Callab
     return lambda path: scipy.io.savemat(path, {"CtDataFull": data}, do_compression=compress)
 
 
+def element(kind: int, data: bytes) -> bytes:
+    return struct.pack("<II", kind, len(data)) + data + bytes(-len(data) % 8)
+
+
+def matrix(name: str, of_class: int, sides: tuple[int, int], *contents: bytes) -> bytes:
+    head = element(6, struct.pack("<II", of_class, 0)) + element(5, struct.pack("<ii", *sides)) + element(1, name.encode())
+    return element(14, head + b"".join(contents))
+
+
+def struct_of(name: str, **fields: bytes) -> bytes:
+    names = b"".join(field.encode().ljust(32, b"\0") for field in fields)
+    return matrix(name, 2, (1, 1), struct.pack("<HHi", 5, 4, 32), element(1, names), *fields.values())
+
+
+def packed(*variables: bytes) -> Callable[[Path], None]:
+    """A file of these variables, each packed."""
+
+    def write(path: Path) -> None:
+        mat()(path)
+        small = (zlib.compress(variable, 9) for variable in variables)
+        path.write_bytes(path.read_bytes()[:128] + b"".join(struct.pack("<II", 15, len(data)) + data for data in small))
+
+    return write
+
+
+def bytes_as_doubles(count: int) -> bytes:
+    """Doubles stored as bytes that pack to a 230th: within what a packed byte may become, but each becomes eight."""
+    values = np.zeros(count, np.uint8)
+    values[np.random.default_rng(0).integers(0, count, count // 450)] = 1
+    return matrix("", 6, (2, count // 2), element(2, values.tobytes()))
+
+
+def mat_expands(path: Path) -> None:
+    packed(struct_of("CtDataFull", sinogram=bytes_as_doubles(4 * 10**6), parameters=struct_of("")))(path)
+
+
 def mat_bomb(path: Path) -> None:
-    """A packed variable of 200 MB in 200 kB."""
-    mat()(path)
-    packed = zlib.compress(struct.pack("<II", 14, 2 * 10**8) + bytes(2 * 10**8), 9)
-    path.write_bytes(path.read_bytes()[:128] + struct.pack("<II", 15, len(packed)) + packed)
+    """A packed variable of 200 MB in 200 kB, under the name of the scan."""
+    packed(matrix("CtDataFull", 6, (1, 2 * 10**8), element(2, bytes(2 * 10**8))))(path)
+
+
+def mat_others(path: Path) -> None:
+    """A scan of nothing beside twenty variables of 200 MB each, which nobody asked for."""
+    other = zlib.compress(matrix("x", 6, (1, 2 * 10**8), element(2, bytes(2 * 10**8))), 9)
+    packed(struct_of("CtDataFull", sinogram=matrix("", 6, (0, 0))))(path)
+    path.write_bytes(path.read_bytes() + 20 * (struct.pack("<II", 15, len(other)) + other))
 
 
 def mat_hdf5(path: Path) -> None:
@@ -83,6 +124,8 @@ MAT = [
     Case("complex.mat", mat(sinogram=Y[0].astype(complex) * 1j), "complex numbers"),
     Case("claims.mat", mat_claims(SIDES, struct.pack("<IIii", 5, 8, 10**9, 3)), "declares 3000000000 values"),
     Case("bomb.mat", mat_bomb, "a variable unpacks to more than"),
+    Case("expands.mat", mat_expands, "CtDataFull unpacks to more than 5.* MB"),
+    Case("others.mat", mat_others, "CtDataFull must be a struct with sinogram"),
     Case("text.mat", mat(sinogram="high"), "a struct with sinogram"),
     Case("words.mat", mat(parameters={"pixelSizePost": "wide"}), "pixelSizePost must be a number"),
     Case("views.mat", mat(parameters={"angles": np.arange(4.0)}), "4 angles for a sinogram of 3 views"),

@@ -83,6 +83,7 @@ NPZ = [
     Case("bomb.npz", npz_with("sinogram", lambda: header((10**6, 3, 11)) + bytes(132 * 10**6)), "more than the 250-fold"),
     Case("attribute.npz", npz_with("angles", lambda: header((10**8,), "<f8") + bytes(10)), "an attribute has at most 8 MB"),
     Case("header.npz", npz_with("sinogram", lambda: b"\x93NUMPY\x02\x00" + struct.pack("<I", 2**31) + b" " * 10**7), "not a readable npz"),
+    Case("bracket.npz", npz_with("sinogram", lambda: b"\x93NUMPY\x01\x00\x10\x00{'descr': ('<f4'\n"), "not a readable npz"),
     Case("negative.npz", npz_with("sinogram", lambda: header((-2, 3, 11))), "declares the shape|not a readable"),
     Case("code.npz", npz_with("sinogram", lambda: b"\x93NUMPY\x01\x00\x20\x00__import__('os').mkdir('mark')  \n"), "not a readable npz"),
     Case("member.npz", lambda path: zipfile.ZipFile(path, "w").writestr("../../evil.sh", "rm"), "is no array"),

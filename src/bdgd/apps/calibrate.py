@@ -16,13 +16,18 @@ from bdgd.apps.provenance import provenance
 from bdgd.apps.training import make_scans
 from bdgd.checks import InputError
 from bdgd.data import KINDS, GaussianNoise, Noise, Scans, ellipse_images, named_generator, read_scans, simulate
+from bdgd.data.folder import distinct_pictures
 from bdgd.inference import calibrate as calibrated
+from bdgd.inference.alarm import require_false_alarms
+from bdgd.inference.calibrating import LEAST_IMAGES
 from bdgd.models import Calibration, DeepGradientDescent, Reconstructor, load, save
 from bdgd.operators import RayTransform
 from bdgd.training import train_scale_head
 
 #: Added to the seed for the scale head: another seed is another stream of random images, none of which trained the cascade.
 OTHER_STREAM = 100_000
+IMAGES, EPOCHS = 1000, 20
+ANY = "the same kind of object"
 SHOWN = (0.5, 0.68, 0.9, 0.95, 0.99)
 
 
@@ -30,7 +35,9 @@ def calibrate(
     out: Output,
     model: Annotated[str, typer.Argument(help="A shipped model by name, or a .safetensors file.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="The calibrated model's file.")] = Path("calibrated.safetensors"),
-    images: Annotated[int, typer.Option("--images", min=20, help="Calibration images; 1000 hold every level up to 99.5 %.")] = 1000,
+    images: Annotated[
+        int | None, typer.Option("--images", min=20, help="Calibration images, 1000 unless given, which hold every level up to 99.5 %.")
+    ] = None,
     scans: Annotated[
         Path | None, typer.Option("--scans", help="Calibrate on these scans with known images, not on simulated ones.")
     ] = None,
@@ -39,7 +46,7 @@ def calibrate(
     ] = None,
     draws: Annotated[int, typer.Option("--draws", min=1, help="Monte-Carlo draws; the calibration holds for this number.")] = 100,
     head: Annotated[int, typer.Option("--head", min=0, help="Fresh images to train a new scale head on first; 0 keeps what is there.")] = 0,
-    epochs: Annotated[int, typer.Option("--epochs", min=1, help="Epochs of the scale head.")] = 20,
+    epochs: Annotated[int | None, typer.Option("--epochs", min=1, help="With --head: its epochs, 20 unless given.")] = None,
     false_alarms: Annotated[float, typer.Option("--false-alarms", help="Share of ordinary scans on which the light may turn red.")] = 0.05,
     seed: Seed = 0,
     device: Device = "auto",
@@ -48,23 +55,37 @@ def calibrate(
 
     The scans are made as those that the model was trained on, from a stream of their own, which training, validation and test never see.
     """
+    _require_used(images, noise, scans, head, epochs)
+    require_false_alarms(false_alarms)
     where = choose_device(device)
     require_writable(output)
     network = load(model, device=where)
     law = None if noise is None else GaussianNoise(noise)
-    if head:
-        _train_head(out, network, law, head, epochs, draws, seed)
     if scans is not None:
         ours = read_scans(scans).corrected(network.correction)
+        of = _objects(ours, scans)
     else:
-        ours = scans_like_training(network, "calibration", images, law, seed)
+        pictures = _pictures(network)
+        of = ANY if pictures is None else f"these {pictures} pictures of the folder, turned and moved"
+        ours = scans_like_training(network, "calibration", images or IMAGES, law, seed)
+    if head:
+        _train_head(out, network, law, head, epochs or EPOCHS, draws, seed)
     with out.progress("calibrating", len(ours)) as step:
         generator = named_generator("calibrating", seed)
         calibration = calibrated(network, ours, draws=draws, false_alarms=false_alarms, generator=generator, report=step)
     network = network.with_calibration(calibration)
     network.provenance = network.provenance | {"calibration": provenance(seed, where) | {"images": len(ours), "draws": draws}}
     save(network, output)
-    _tell(out, calibration, ours, false_alarms, output)
+    _tell(out, calibration, ours, of, false_alarms, output)
+
+
+def _require_used(images: int | None, noise: float | None, scans: Path | None, head: int, epochs: int | None) -> None:
+    """Raise where an option would have no effect."""
+    if epochs is not None and not head:
+        raise InputError("--epochs are those of a new scale head; add --head, or leave --epochs out")
+    for name, given in (("--images", images), ("--noise", noise)):
+        if scans is not None and given is not None and not (head and name == "--noise"):
+            raise InputError(f"{name} belongs to simulated scans, and --scans takes their place; leave one of them out")
 
 
 def scans_like_training(model: Reconstructor, which: str, count: int, noise: Noise | None, seed: int, offset: int = 0) -> Scans:
@@ -88,6 +109,29 @@ def _preset(model: Reconstructor) -> Preset | None:
     text = model.provenance.get("preset_text")
     preset = None if text is None else parse_preset(str(text), str(model.provenance.get("preset", "its preset")))
     return preset if preset is not None and preset.geometry == model.geometry else None
+
+
+def _pictures(model: Reconstructor) -> int | None:
+    """How many pictures of a folder the calibration images are made of, once they are enough; None where each is a new phantom."""
+    preset = _preset(model)
+    if preset is None or preset.phantoms in KINDS:
+        return None
+    count = distinct_pictures(preset.phantoms, "calibration", min(preset.geometry.image_size))
+    if count < LEAST_IMAGES:
+        raise InputError(
+            f"the folder {preset.phantoms} has {count} different pictures for calibration, about one of ten, and {LEAST_IMAGES} are needed"
+            " for a promise about such pictures; put more into it, or bring scans with known images by --scans"
+        )
+    return count
+
+
+def _objects(scans: Scans, file: Path) -> str:
+    """What scans of a file are of, in words, once they have enough known images."""
+    if scans.images is None or len(scans) < LEAST_IMAGES:
+        known = "without" if scans.images is None else "with"
+        raise InputError(f"calibrating needs at least {LEAST_IMAGES} scans with known images; {file} has {len(scans)} {known} them")
+    different = len({image.cpu().numpy().tobytes() for image in scans.images})
+    return ANY if different == len(scans) else f"the same objects (different images: {different})"
 
 
 def _set_of_head(model: Reconstructor) -> str:
@@ -118,8 +162,8 @@ def _train_head(out: Output, network: Reconstructor, noise: Noise | None, count:
     network.provenance = network.provenance | {"scale_head": {"images": count, "seed": seed, **record}}
 
 
-def _tell(out: Output, calibration: Calibration, scans: Scans, false_alarms: float, output: Path) -> None:
-    """What was found and what it is worth, in plain words."""
+def _tell(out: Output, calibration: Calibration, scans: Scans, of: str, false_alarms: float, output: Path) -> None:
+    """What was found and what it is worth, in plain words; of: the objects that it holds for."""
     strata = len(calibration.std_edges) + 1
     shown = [level for level in SHOWN if calibration.levels and level <= calibration.levels[-1]]
     rows = []
@@ -130,14 +174,14 @@ def _tell(out: Output, calibration: Calibration, scans: Scans, false_alarms: flo
     out.table(columns, rows, f"z to which intervals reach, over {strata} strata of predicted standard deviation", right=columns)
     noise = ", ".join(f"{name} {value}" for name, value in calibration.noise.items()) if calibration.noise else "not stated"
     out.say(
-        f"guaranteed: for a new scan of this kind (exchangeable with the {len(scans)} calibration scans: the same kind of object, this"
+        f"guaranteed: for a new scan of this kind (exchangeable with the {len(scans)} calibration scans: {of}, this"
         f" geometry, noise ({noise}), {calibration.draws} draws), on average over scans at most 10 % of the object's pixels lie"
         f" outside the 90 % interval, and so for every level up to {calibration.levels[-1]:.1%}"
         + (f"; at most {calibration.alarm.false_alarms:.0%} of such scans turn the light red" if calibration.alarm else "")
     )
     out.say(
-        "not guaranteed: each single image, each kind of pixel (edges are checked, not promised), objects of another kind,"
-        " another noise or geometry; the alarm is there for these"
+        "not guaranteed: each single image, each kind of pixel (edges are checked, not promised),"
+        f" {'objects of another kind' if of == ANY else 'any other object'}, another noise or geometry; the alarm is there for these"
     )
     if calibration.alarm is None:
         enough = 2 * math.ceil(1 / false_alarms - 1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from bdgd.evaluation.timing import seconds_of
 from bdgd.models import DeepGradientDescent
 from bdgd.operators import symmetries
 from bdgd.operators.joseph import most_entries
+from bdgd.operators.ray_transform import machine_memory
 from bdgd.training.frontier import BATCH, Frontier
 from bdgd.training.loop import Schedule, Trainer
 from bdgd.training.objective import BlockObjective
@@ -49,7 +49,7 @@ def memory_there(device: torch.device) -> tuple[float, float]:
     if device.type == "cuda":
         on_gpu: tuple[int, int] = torch.cuda.mem_get_info(device)
         return float(on_gpu[0]), float(on_gpu[1])
-    total = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    total = machine_memory()
     free = _first_number("/proc/meminfo", "MemAvailable:", 1024.0, total)
     limit = _first_number("/sys/fs/cgroup/memory.max", "", 1.0, total)
     used = _first_number("/sys/fs/cgroup/memory.current", "", 1.0, 0.0) if limit < total else 0.0

@@ -39,7 +39,7 @@ class Disc:
     def mask(self, geometry: Geometry) -> Tensor:
         """(H, W) true inside."""
         x, y = geometry.pixel_centres()
-        inside = (x[:, None] - self.centre[0]) ** 2 + (y[None, :] - self.centre[1]) ** 2 <= self.radius**2
+        inside = (x[:, None] - self.centre[0]) ** 2 + (y[None, :] - self.centre[1]) ** 2 <= self.radius * self.radius  # may be infinite
         if not bool(inside.any()):
             raise InputError(
                 f"the disc {self.name!r} at {self.centre} of radius {self.radius:g} holds no pixel centre: the image reaches"
@@ -57,14 +57,16 @@ class Line:
 
     def pixels(self, geometry: Geometry) -> tuple[Tensor, Tensor, Tensor]:
         """Distance from the start and the two indices of the pixels (N,), about one per pixel of length."""
-        start, end = (torch.tensor(point, dtype=torch.float64) for point in (self.start, self.end))
+        ends = torch.tensor((self.start, self.end), dtype=torch.float64)
+        middle = (torch.tensor(geometry.image_size, dtype=torch.float64) - 1) / 2
+        outermost = (ends / geometry.pixel_size + middle).round()  # what lies between two pixels of the image lies in it
+        if bool((outermost < 0).any()) or bool((outermost >= torch.tensor(geometry.image_size)).any()):
+            raise InputError(f"the profile from {self.start} to {self.end} leaves the image; shorten it")
+        start, end = ends
         length = float((end - start).norm())
         steps = max(int(length / geometry.pixel_size + 0.5), 1) + 1
         part = torch.linspace(0, 1, steps, dtype=torch.float64)
-        middle = (torch.tensor(geometry.image_size, dtype=torch.float64) - 1) / 2
         indices = ((start + part[:, None] * (end - start)) / geometry.pixel_size + middle).round().long()
-        if bool((indices < 0).any()) or bool((indices >= torch.tensor(geometry.image_size)).any()):
-            raise InputError(f"the profile from {self.start} to {self.end} leaves the image; shorten it")
         return part * length, indices[:, 0], indices[:, 1]
 
 
@@ -96,7 +98,7 @@ def read_places(path: Path, geometry: Geometry) -> Places:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"cannot read the regions {path}: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not valid TOML: {' '.join(str(error).split())}") from None
     try:
         return _places(values, geometry)

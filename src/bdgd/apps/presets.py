@@ -44,6 +44,8 @@ _KEYS = {
         "training": (*_SCHEDULE, "weight_decay"),
     },
 }
+#: which of these are whole numbers, true or false, and words; all others are numbers
+_COUNTS, _FLAGS, _WORDS = ("blocks", "iterations", "epochs", "batch"), ("augment", "revive"), ("kind", "last_layer", "start", "initialise")
 #: what is called with the arguments in these sections; what a preset does not give has the default that it has there
 CALLED: dict[str, dict[str, Callable[..., Any]]] = {
     "cascade": {"model": DeepGradientDescent, "training": train_greedily, "finetuning": finetune_jointly},
@@ -109,14 +111,16 @@ def parse_preset(text: str, name: str) -> Preset:
     """The preset that a TOML text describes."""
     try:
         values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"the preset {name} is not valid TOML: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"the preset {name} is not valid TOML: {' '.join(str(error).split())}") from None
     kind = require_choice(_section(values, "model", name).get("kind", "cascade"), tuple(_KEYS), f"kind in [model] of the preset {name}")
     keys: dict[str, tuple[str, ...] | None] = {"geometry": None, "data": _DATA, **_KEYS[kind]}  # a geometry knows its keys itself
     if unknown := sorted(set(values) - {"seed", *keys}):
         raise InputError(f"the preset {name}, of a {kind} model, has an unknown key {unknown[0]!r}; known are seed, {', '.join(keys)}")
     optional = {"finetuning"} - set(values)
     sections = {section: _section(values, section, name, known) for section, known in keys.items() if section not in optional}
+    for section in _KEYS[kind]:
+        _require_kinds(sections.get(section, {}), section, name)
     data = sections["data"]
     for key in ("train", "noise"):
         if key not in data:
@@ -193,6 +197,22 @@ def _section(values: dict[str, Any], section: str, name: str, known: tuple[str, 
     if known is not None and (unknown := sorted(set(found) - set(known))):
         raise InputError(f"the preset {name} has an unknown key {unknown[0]!r} in [{section}]; known are {', '.join(known)}")
     return found
+
+
+def _require_kinds(values: dict[str, Any], section: str, name: str) -> None:
+    """Raise where a value is of another kind than its key; how large it may be is for what is called with it to say."""
+    for key, value in values.items():
+        what = f"{key} in [{section}] of the preset {name}"
+        if key in _COUNTS:
+            require_count(value, what)
+        elif key in _FLAGS and not isinstance(value, bool):
+            raise InputError(f"{what} must be true or false, got {value!r}")
+        elif key in _WORDS and not isinstance(value, str):
+            raise InputError(f"{what} must be a word in quotes, got {value!r}")
+        elif key not in _FLAGS + _WORDS:
+            if isinstance(value, str | bool):
+                raise InputError(f"{what} must be a number, got {value!r}; write it without quotes")
+            require_number(value, what)
 
 
 def _geometry(values: dict[str, Any], name: str) -> Geometry:

@@ -31,6 +31,7 @@ from bdgd.data import (
 )
 from bdgd.data import simulate as simulate_scans
 from bdgd.data.estimates import three_digits
+from bdgd.data.kinds import within_field
 from bdgd.data.scanner import Scanner, read_scanner
 from bdgd.models.scales import value_scale
 from bdgd.operators import Geometry, ParallelBeam, RayTransform
@@ -45,7 +46,7 @@ class Phantom(StrEnum):
 
 Destination = Annotated[Path, typer.Option("--output", "-o", help="The HDF5 file to write.")]
 PhantomName = Annotated[Phantom, typer.Option("--phantom", help="Random ellipses, discs with holes, Shepp-Logan, or that with a text.")]
-Text = Annotated[str, typer.Option("--text", help="The text of --phantom text.")]
+Text = Annotated[str | None, typer.Option("--text", help="The text of --phantom text; ICPR 2020 unless given.")]
 Count = Annotated[int, typer.Option("--count", help="How many scans.")]
 Size = Annotated[int | None, typer.Option("--size", help="Pixels along a side of the image; 128 unless given.")]
 Views = Annotated[int | None, typer.Option("--views", help="Parallel beam, so many views over the half circle; 30 unless given.")]
@@ -68,7 +69,7 @@ def simulate(
     out: Output,
     output: Destination,
     phantom: PhantomName = Phantom.ellipses,
-    text: Text = "ICPR 2020",
+    text: Text = None,
     count: Count = 1,
     size: Size = None,
     views: Views = None,
@@ -86,6 +87,8 @@ def simulate(
     Example: bdgd simulate -o scan.h5 --phantom shepp-logan --views 30
     """
     where = choose_device(device)
+    if text is not None and phantom != Phantom.text:
+        raise InputError("--text belongs to --phantom text; add that, or leave --text out")
     scanner = _scanner(size, views, degrees, geometry)
     for note in scanner.notes:
         out.note(f"{scanner.name}: {note}")
@@ -94,7 +97,7 @@ def simulate(
     beam = None if hardening is None else Correction(hardening=hardening)
     require_writable(output)
     A = RayTransform(scanner.geometry, where)
-    images = _phantoms(phantom, text, count, scanner.geometry, seed)
+    images = _phantoms(phantom, "ICPR 2020" if text is None else text, count, scanner.geometry, seed)
     if scanner.scan is not None:
         images = images * three_digits(value_scale(scanner.scan.corrected(beam), phantom == Phantom.discs_with_holes))
     mismatch = None if beam is None else Mismatch(beam=(beam.hardening, beam.hardening))
@@ -140,12 +143,15 @@ def _at_most_one(*pairs: object) -> None:
 
 
 def _phantoms(phantom: Phantom, text: str, count: int, geometry: Geometry, seed: int) -> Tensor:
-    """(count, 1, H, W); ellipses from a stream of their own, so that no image of the named sets is among them; discs of the set "test"."""
+    """(count, 1, H, W); ellipses from a stream of their own, so that no image of the named sets is among them; discs of the set "test".
+
+    Random phantoms lie where every view sees them, as in training.
+    """
     size = geometry.image_size
     if phantom == Phantom.discs_with_holes:
         return phantom_images(phantom.value, "test", count, geometry, seed)
     if phantom == Phantom.ellipses:
-        return random_ellipses(count, size, generator=named_generator("simulate ellipses", seed))
+        return within_field(random_ellipses(count, size, generator=named_generator("simulate ellipses", seed)), geometry)
     image = rasterise(shepp_logan_ellipses(), size)
     return (with_text(image, text) if phantom == Phantom.text else image).repeat(count, 1, 1, 1)
 

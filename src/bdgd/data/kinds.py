@@ -36,8 +36,7 @@ def phantom_images(
     if height != width:
         left, top = (width - side) // 2, (height - side) // 2
         images = torch.nn.functional.pad(images, (left, width - side - left, top, height - side - top))
-    if field_radius(geometry) < geometry.image_radius:
-        images = images * _field(geometry).to(images)
+    images = within_field(images, geometry)
     if spread:
         factor = 1 + spread * (2 * torch.rand(count, generator=named_generator(f"spread {set_name}", seed)) - 1)
         images = images * factor[:, None, None, None].to(images)
@@ -52,6 +51,11 @@ def field_radius(geometry: Geometry) -> float:
     if isinstance(geometry, FanBeam):
         return geometry.source_to_axis * math.sin(math.atan(edge / geometry.source_to_detector))
     return edge
+
+
+def within_field(images: Tensor, geometry: Geometry) -> Tensor:
+    """The images (B, 1, H, W) with 0 outside the circle that every view sees."""
+    return images * _field(geometry).to(images) if field_radius(geometry) < geometry.image_radius else images
 
 
 def _radii(geometry: Geometry) -> tuple[float, float]:

@@ -44,7 +44,8 @@ def match(scans: Scans, geometry: Geometry, *, tolerance: float = 0.1) -> tuple[
     Lengths in another unit are scaled; views are picked at the nearest angle, no further off than `tolerance` of the model's view spacing
     nor than half a pixel at the image's edge; detectors are picked, averaged or interpolated. Views that only fit after
     a rotation of the object are used as they are: `rotation` of the result and a note say by how much its images are turned.
-    True images are kept, or averaged over wider pixels, where they are still true. InputError lists all that does not fit.
+    True images are kept, or averaged over wider pixels, where they are still true; the noise where every value is still one that was
+    measured. InputError lists all that does not fit.
     """
     if scans.geometry is None:
         raise InputError("scans without a geometry cannot be matched to a model; pass Scans(sinograms, geometry)")
@@ -229,6 +230,13 @@ def _true_images(images: Tensor | None, ours: Geometry, theirs: Geometry, views:
     return averaged
 
 
+def _same_noise(scans: Scans, ours: Geometry, theirs: Geometry, views: Views) -> bool:
+    """Whether every value is one of the scan's: means and interpolated values have less noise, and fewer rays another mean."""
+    line, wanted = Detectors.of(ours), Detectors.of(theirs)
+    lines = [*([line] if not views.flipped.all() else []), *([line.flipped()] if views.flipped.any() else [])]
+    return scans.sinograms.shape[2:] == (theirs.views, theirs.detectors) and all(each.picks(wanted) for each in lines)
+
+
 def _result(scans: Scans, sinograms: Tensor, ours: Geometry, theirs: Geometry, factor: float, views: Views, report: _Report) -> Scans:
     images = _true_images(scans.images, ours, theirs, views, report)
     spacing = None if scans.slice_spacing is None else factor * scans.slice_spacing
@@ -237,7 +245,7 @@ def _result(scans: Scans, sinograms: Tensor, ours: Geometry, theirs: Geometry, f
         sinograms=sinograms,
         geometry=theirs,
         images=None if images is None else images / factor,
-        noise=scans.noise if sinograms.shape == scans.sinograms.shape else None,
+        noise=scans.noise if _same_noise(scans, ours, theirs, views) else None,
         unit=shorter_unit(scans.unit, factor),
         slice_spacing=spacing,
         rotation=scans.rotation + views.rotation,

@@ -64,9 +64,7 @@ class Detectors:
 
     def how_it_serves(self, wanted: Detectors, unit: str | None = None) -> str | None:
         """What `resampled` does, in words, with the unit of the widths where it is known; None where it does nothing."""
-        ratio = wanted.width / self.width
-        shift = (wanted.edges[0] - self.edges[0]) / self.width
-        aligned = abs(shift - round(shift)) < _SAME and abs(ratio - round(ratio)) * wanted.count < _SAME
+        ratio, shift, aligned = self._place(wanted)
         named = f" {unit}" if unit else ""
         sizes = f"{self.count} of {self.width:.6g}{named} to {wanted.count} of {wanted.width:.6g}{named}"
         beyond = self.beyond(wanted)
@@ -77,6 +75,17 @@ class Detectors:
             return f"{round(ratio)} neighbouring detectors were averaged into one, from {sizes}{tail}"
         offset = float(wanted.centres.mean() - self.centres.mean())
         return f"the detectors were resampled linearly, from {sizes}, moved by {offset:.4g}{named}{tail}"
+
+    def picks(self, wanted: Detectors) -> bool:
+        """Whether each wanted cell is one of these, so that `resampled` mixes no values and repeats none."""
+        ratio, _, aligned = self._place(wanted)
+        return aligned and round(ratio) == 1 and self.beyond(wanted) == 0
+
+    def _place(self, wanted: Detectors) -> tuple[float, float, bool]:
+        """How wide a wanted cell is, and how far on the first of them begins, in cells of this line; whether both are whole numbers."""
+        ratio = wanted.width / self.width
+        shift = (wanted.edges[0] - self.edges[0]) / self.width
+        return ratio, shift, bool(abs(shift - round(shift)) < _SAME and abs(ratio - round(ratio)) * wanted.count < _SAME)
 
     def beyond(self, wanted: Detectors) -> int:
         """How many wanted cells have their centre outside this line."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
-import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -17,11 +15,12 @@ from bdgd.data.formats import format_of
 from bdgd.data.formats.attributes import read_header
 from bdgd.data.scans import Scans
 from bdgd.operators import Geometry
+from bdgd.operators.geometry_files import OF_A_STACK, read_attributes
 
 #: pixels along a side unless the scan's image has fewer, or --size says otherwise
 USUAL_SIZE = 256
 SMALLEST, LARGEST = 16, 1024
-_BESIDE_GEOMETRY = ("pages", "flat", "dark", "image")  # what the TOML of a TIFF scan has besides
+_SAME_ANGLE = 1e-6  # radians: views closer than this are one view measured twice
 
 G = TypeVar("G", bound=Geometry)
 
@@ -40,7 +39,7 @@ class Scanner:
 def read_scanner(path: Path) -> Scanner:
     """From any scan file, or from a geometry as TOML or JSON."""
     if path.suffix.lower() in (".toml", ".json") or (path.is_file() and not _is_scan(path)):
-        header = read_header(_attributes(path))
+        header = read_header({name: value for name, value in read_attributes(path).items() if name not in OF_A_STACK})
         return Scanner(path.name, header.geometry, None, header.unit, header.notes)
     with open_stack(path) as stack:
         scan = stack[len(stack) // 2]
@@ -55,20 +54,6 @@ def _is_scan(path: Path) -> bool:
     except InputError:
         return False
     return True
-
-
-def _attributes(path: Path) -> dict[str, Any]:
-    try:
-        text = path.read_text(encoding="utf-8")
-        values = json.loads(text) if path.suffix.lower() == ".json" else tomllib.loads(text)
-    except OSError as error:
-        raise InputError(f"cannot read the geometry {path}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        kind = "JSON" if path.suffix.lower() == ".json" else "TOML"
-        raise InputError(f"{path} is not valid {kind}, and has no suffix of a scan file: {' '.join(str(error).split())[:200]}") from None
-    if not isinstance(values, dict):
-        raise InputError(f"{path} must hold the keys of a geometry, got {type(values).__name__}")
-    return {name: value for name, value in values.items() if name not in _BESIDE_GEOMETRY}
 
 
 def training_geometry(
@@ -101,11 +86,10 @@ def training_geometry(
 
 def _views(geometry: Geometry, views: int | None, arc: float | None) -> list[int]:
     """Numbers of the views to use; one that only repeats the first, a whole period later, is left out."""
-    angles = np.asarray(geometry.angles)
-    gone = np.abs(angles - angles[0])
+    gone = _gone(geometry)
     periods = float(gone.max()) / geometry.period
     closed = round(periods) >= 1 and abs(periods - round(periods)) < 1e-6
-    chosen = np.flatnonzero(gone < gone.max() - 1e-6) if closed and (views, arc) != (None, None) else np.arange(len(angles))
+    chosen = np.flatnonzero(gone < gone.max() - 1e-6) if closed and (views, arc) != (None, None) else np.arange(len(gone))
     if arc is not None:
         wanted, span = require_number(arc, "--arc"), math.degrees(geometry.arc[1])  # a view stands for the way to the next
         if not 0 < wanted <= span * (1 + 1e-6):
@@ -115,8 +99,46 @@ def _views(geometry: Geometry, views: int | None, arc: float | None) -> list[int
         wanted_views = require_count(views, "--views")
         if wanted_views > len(chosen):
             raise InputError(f"--views {views}: there are only {len(chosen)} views to choose from; give at most that many")
-        chosen = chosen[np.arange(wanted_views) * len(chosen) // wanted_views]
+        chosen = chosen[_equally_far(gone[chosen], wanted_views)]
     return [int(number) for number in chosen]
+
+
+def _gone(geometry: Geometry) -> np.ndarray:
+    """(V,) how far, in radians, each view is from the first in the direction of the scan.
+
+    Angles that start again at 0 within one turn are continued. Of views in no order, or of angles that start again more than once,
+    nobody knows how often the scanner went round: they are as far as their angles say, modulo the geometry's period.
+    """
+    angles = np.asarray(geometry.angles)
+    if _rises(angles):
+        return np.abs(angles - angles[0])
+    continued = np.unwrap(angles)
+    turned = np.abs(continued - continued[0])
+    if _rises(continued) and turned.max() < 2 * math.pi + _SAME_ANGLE:
+        return turned
+    direction = 1.0 if continued[-1] >= continued[0] else -1.0
+    gone: np.ndarray = np.mod(direction * (angles - angles[0]) + _SAME_ANGLE, geometry.period) - _SAME_ANGLE
+    return gone
+
+
+def _rises(angles: np.ndarray) -> bool:
+    """Whether every view lies behind the one before it, in one direction."""
+    steps = np.diff(angles)
+    return bool((steps > -_SAME_ANGLE).all() or (steps < _SAME_ANGLE).all())
+
+
+def _equally_far(gone: np.ndarray, count: int) -> np.ndarray:
+    """(count,) places in `gone`, rising, of views about equally far apart in angle: the last at or before each whole share of the arc."""
+    around = np.mod(gone + _SAME_ANGLE, 2 * math.pi) - _SAME_ANGLE
+    order = np.argsort(around, kind="stable")
+    around = around[order]
+    steps = int((np.diff(around) > _SAME_ANGLE).sum())
+    arc = min(around[-1] * (steps + 1) / max(steps, 1), 2 * math.pi)  # the last view too stands for the way to the next
+    first = np.arange(count)
+    places = np.searchsorted(around, first * arc / count + _SAME_ANGLE, side="right") - 1
+    places = np.maximum.accumulate(places - first) + first  # no view twice,
+    places = np.minimum(places, len(gone) - count + first)  # nor more than there are
+    return np.sort(order[places])
 
 
 def _binned(geometry: G, joined: int) -> G:

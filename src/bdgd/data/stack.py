@@ -92,9 +92,9 @@ class Stack:
         """(V, D) of one slice, from its counts or as the file has them."""
         if not self._fields:
             return without_gaps(self._values[index].astype(np.float64))
-        dark = self._fields.get("dark")
-        beam = _mean_field(self._fields["flat"], index)
-        return line_integrals(self._values[index], beam, 0.0 if dark is None else _mean_field(dark, index))
+        dark, detectors = self._fields.get("dark"), self.geometry.detectors
+        beam = _mean_field(self._fields["flat"], index, detectors)
+        return line_integrals(self._values[index], beam, 0.0 if dark is None else _mean_field(dark, index, detectors))
 
     def _tensor(self, array: Array, chosen: Sequence[int]) -> Tensor:
         values = self._room(array, chosen)
@@ -146,18 +146,19 @@ def _arrays(contents: Contents, geometry: Geometry) -> tuple[Array, Array | None
 
 def _require_field(name: str, field: Array, slices: int, detectors: int) -> None:
     shape = field.shape
-    if not 1 <= len(shape) <= 3 or shape[-1] != detectors or (len(shape) == 3 and shape[0] not in (1, slices)):
+    if shape and (len(shape) > 3 or shape[-1] != detectors or (len(shape) == 3 and shape[0] not in (1, slices))):
         raise InputError(
-            f"{name} must be (detectors,), (frames, detectors) or (slices, frames, detectors)"
+            f"{name} must be one number, (detectors,), (frames, detectors) or (slices, frames, detectors)"
             f" with {detectors} detectors and {slices} slices, got {shape}; correct it"
         )
     require_values(name, field)
 
 
-def _mean_field(field: Array, index: int) -> np.ndarray:
-    """(D,) the mean frame of a slice."""
+def _mean_field(field: Array, index: int, detectors: int) -> np.ndarray:
+    """(D,) the mean frame of a slice; one number is that of every detector."""
     frames = field[index if field.shape[0] > 1 else 0] if len(field.shape) == 3 else field[...]
-    return np.atleast_2d(frames.astype(np.float64)).mean(0)
+    mean = np.atleast_2d(frames.astype(np.float64)).mean(0)
+    return np.broadcast_to(mean, (detectors,))
 
 
 def _chosen(slices: Slices, count: int) -> range | list[int]:

@@ -205,7 +205,7 @@ def _choose(wanted: str, geometry: Geometry, device: torch.device, dtype: torch.
     needed = 2 * entries * (4 + dtype.itemsize)  # the matrix and its transpose, an int32 column beside each value
     if _on_the_fly(geometry, device):
         return "matrix-free", "a GPU computes the weights faster than it reads them"
-    total = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else _memory()
+    total = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else machine_memory()
     fits = needed <= MEMORY_SHARE * total
     verdict = "fits into" if fits else "is more than"
     return "matrix" if fits else "matrix-free", f"a matrix of {needed / 1e9:.2g} GB {verdict} a third of {total / 1e9:.3g} GB"
@@ -215,6 +215,6 @@ def _on_the_fly(geometry: Geometry, device: torch.device) -> bool:
     return triton_works(device) and OnTheFly.handles(geometry)
 
 
-def _memory() -> float:
+def machine_memory() -> float:
     """Bytes of this machine's memory; where the system does not tell (Windows), 8 GB, so that large matrices are not kept."""
     return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) if hasattr(os, "sysconf") else 8e9

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
@@ -145,9 +146,9 @@ def named_errors(path: Path, kind: str) -> Iterator[None]:
         raise InputError(f"{path}: {error}") from None
     except MemoryError:
         raise InputError(f"{path} is too large for this machine's memory; read part of it with read_scans(path, slice(0, 10))") from None
-    except (  # what h5py, zipfile, numpy, scipy and tifffile raise for damaged files
+    except (  # what h5py, zipfile, numpy, Pillow and tifffile raise for damaged files
         *(OSError, EOFError, RuntimeError, LookupError, ValueError, TypeError, ArithmeticError, AssertionError, AttributeError),
-        *(zipfile.BadZipFile, zlib.error, struct.error),
+        *(zipfile.BadZipFile, zlib.error, struct.error, SyntaxError, tokenize.TokenError),
     ) as error:
         raise InputError(f"{path} is not a readable {kind} file ({_reason(error)}); check that it was copied completely") from None
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from bdgd.checks import InputError, require_count, require_number, require_positive
-from bdgd.data.formats.attributes import MOST_VIEWS
+from bdgd.operators.geometry_files import MOST_VIEWS
 
 _SIDE = 512 / 560  # pixels along a side of the image per detector
 

@@ -12,6 +12,7 @@ import math
 import struct
 import zlib
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ _TEXT = {1: "latin1", 2: "latin1", 4: "utf-16", 16: "utf-8", 17: "utf-16", 18: "
 _COMPLEX = 0x0800
 _REFUSED = {1: "a cell array", 3: "an object", 5: "a sparse matrix", 16: "a function handle", 17: "an object"}
 _DEEPEST = 4
+_HEAD = 4096  # bytes: flags, sides and name of any matrix
 
 
 @contextlib.contextmanager
@@ -71,7 +73,7 @@ def _read_scan(data: bytes) -> tuple[str, Any, tuple[str, ...]]:
     if len(found) != 1:
         holds = ", ".join(sorted(variables))[:200] or "nothing"
         raise InputError(f"a scan of the challenge holds CtDataFull or CtDataLimited, this file holds {holds}; give the scan's own file")
-    return found[0], _value(variables[found[0]], order, found[0]), tuple(variables)
+    return found[0], _read(variables[found[0]], order, found[0]), tuple(variables)
 
 
 def read_matrix(path: Path, name: str) -> np.ndarray:
@@ -82,7 +84,7 @@ def read_matrix(path: Path, name: str) -> np.ndarray:
     with named_errors(path, ".mat"):
         order = _byte_order(data)
         variables = _variables(data, order)
-        value = _value(variables[name], order, name) if name in variables else None
+        value = _read(variables[name], order, name) if name in variables else None
         if not isinstance(value, np.ndarray) or value.ndim != 2:
             raise InputError(f"it must hold {name}, a matrix of numbers, and holds {', '.join(sorted(variables))[:200] or 'nothing'}")
     return value
@@ -97,15 +99,40 @@ def _byte_order(data: bytes) -> str:
     return order
 
 
-def _variables(data: bytes, order: str) -> dict[str, memoryview]:
-    """The content of every matrix in the file by its name."""
+def _variables(data: bytes, order: str) -> dict[str, tuple[int, memoryview]]:
+    """Every matrix in the file by its name, as (type of its element, content): packed ones are opened as far as their names."""
     variables = {}
     for kind, content in _elements(memoryview(data)[128:], order):
         if kind == _COMPRESSED:
-            ((kind, content),) = _elements(memoryview(_unpacked(content)), order)
-        if kind == _MATRIX:
-            variables[_variable_name(content, order)] = content
+            head = memoryview(zlib.decompressobj().decompress(bytes(content[:_HEAD]), _HEAD))
+            if len(head) >= 8 and struct.unpack_from(order + "I", head)[0] == _MATRIX:
+                variables[_variable_name(head[8:], order)] = kind, content
+        elif kind == _MATRIX:
+            variables[_variable_name(content, order)] = kind, content
     return variables
+
+
+def _read(variable: tuple[int, memoryview], order: str, name: str) -> Any:
+    """The value of a variable, within `EXPANSION` times what the file holds of it."""
+    kind, content = variable
+    room = _Room(name, len(content))
+    if kind == _COMPRESSED:
+        ((kind, content),) = _elements(memoryview(_unpacked(content)), order)
+    return _value(content, order, name, room)
+
+
+class _Room:
+    """How much memory the numbers of a variable may still take: a double may be stored as a byte."""
+
+    def __init__(self, name: str, stored: int):
+        self._name, self._stored = name, stored
+        self._left = min(EXPANSION * stored + SMALL, _LARGEST)
+
+    def take(self, size: int) -> None:
+        self._left -= size
+        if self._left < 0:
+            most = size_in_words(min(EXPANSION * self._stored + SMALL, _LARGEST))
+            raise InputError(f"{self._name} unpacks to more than {most} from {size_in_words(self._stored)}; save it with '-v6'")
 
 
 def _unpacked(packed: memoryview) -> bytes:
@@ -137,11 +164,11 @@ def _elements(data: memoryview, order: str) -> Iterator[tuple[int, memoryview]]:
 
 
 def _variable_name(matrix: memoryview, order: str) -> str:
-    parts = list(_elements(matrix, order))
+    parts = list(islice(_elements(matrix, order), 3))
     return bytes(parts[2][1]).decode("latin1") if len(parts) > 2 else ""
 
 
-def _value(matrix: memoryview, order: str, name: str, depth: int = 0) -> Any:
+def _value(matrix: memoryview, order: str, name: str, room: _Room, depth: int = 0) -> Any:
     """A matrix as text, as an array of real numbers, or, of a struct, as a dict of such; anything else is refused."""
     if len(matrix) == 0:
         return np.zeros(0)
@@ -152,7 +179,7 @@ def _value(matrix: memoryview, order: str, name: str, depth: int = 0) -> Any:
     if flags & _COMPLEX:
         raise InputError(f"{name} holds complex numbers; save its real part")
     if kind == _STRUCT and math.prod(sides) == 1 and depth < _DEEPEST:
-        return _fields(parts[3:], order, name, depth)
+        return _fields(parts[3:], order, name, room, depth)
     if kind != _CHAR and kind not in _NUMBERS:
         what = _REFUSED.get(kind, "a struct array or a struct nested too deep" if kind == _STRUCT else "an unknown class")
         raise InputError(f"{name} holds {what}, which no scan of the challenge has; save it as one struct of numbers and text")
@@ -162,10 +189,11 @@ def _value(matrix: memoryview, order: str, name: str, depth: int = 0) -> Any:
     numbers = np.frombuffer(values, order + _STORED[stored])
     if min(sides) < 0 or math.prod(sides) != numbers.size:
         raise InputError(f"{name} declares {math.prod(sides)} values of which the file does not hold all; save it again")
+    room.take(numbers.size * np.dtype(_NUMBERS[kind]).itemsize)
     return numbers.astype(_NUMBERS[kind]).reshape(sides, order="F")
 
 
-def _fields(parts: list[tuple[int, memoryview]], order: str, name: str, depth: int) -> dict[str, Any]:
+def _fields(parts: list[tuple[int, memoryview]], order: str, name: str, room: _Room, depth: int) -> dict[str, Any]:
     """The fields of a struct by name: the length of a name, all names, then a matrix for each."""
     length = struct.unpack_from(order + "i", parts[0][1])[0]
     names = bytes(parts[1][1])
@@ -174,5 +202,5 @@ def _fields(parts: list[tuple[int, memoryview]], order: str, name: str, depth: i
     fields = {}
     for number, (_, content) in enumerate(parts[2:]):
         field = names[number * length : (number + 1) * length].split(b"\0")[0].decode("latin1")
-        fields[field] = _value(content, order, f"{name}.{field}", depth + 1)
+        fields[field] = _value(content, order, f"{name}.{field}", room, depth + 1)
     return fields
