@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -32,7 +32,7 @@ from bdgd.evaluation.measured_methods import (
     measured_tv,
     require_same,
 )
-from bdgd.evaluation.measured_tables import is_complete, measured_markdown, read_entries, write_entries
+from bdgd.evaluation.measured_tables import is_complete, is_made_by, label, measured_markdown, read_entries, write_entries
 from bdgd.evaluation.mismatch import CORRECTION, mismatch, mismatch_table, read_mismatch
 from bdgd.evaluation.pages import insert
 from bdgd.evaluation.tooth import evaluate_tooth, read_tooth, read_tooth_scores, tooth_table
@@ -59,6 +59,8 @@ Draws = Annotated[int, typer.Option("--draws", min=1, help="Monte-Carlo draws of
 
 #: Scans that go together on a CPU: more share the reading of the matrix, fewer are lost when it is interrupted.
 _ON_CPU = 4
+#: The methods that are no models.
+_PLAIN = ("disc", "fbp", "tv")
 
 
 def measured(
@@ -80,6 +82,7 @@ def measured(
     """Score methods on measured scans: few views and limited arcs, against segmentation, left-out views and the filled disc.
 
     Scores that are there already are kept, so an interrupted run goes on where it was; delete a method's file to make them again.
+    Those of another model of the same name, other draws or another seed are replaced.
     Example: bdgd measured htc2022 fbp --no-reference
     """
     where, conditions = choose_device(device), [_condition(name) for name in condition or CONDITIONS]
@@ -175,10 +178,21 @@ class _Job:
             self.models[name] = load(name, device=self.device)
         return self.models[name]
 
+    def made_by(self, name: str) -> dict[str, Any] | None:
+        """What the scores of a model depend on besides the scan; None for a method that is no model."""
+        plain = name.removesuffix(LINEAR)
+        if plain in _PLAIN:
+            return None
+        model = self.model(plain)
+        draws = self.draws if model.random else 1
+        calibration = model.calibrated_for(draws).calibration
+        fingerprint = None if calibration is None else calibration.fingerprint()
+        return {"weights": model.fingerprint(), "calibration": fingerprint, "draws": draws, "seed": self.seed}
+
     def evaluated_as(self, name: str) -> str:
         """The name, with +linear for a model that carries a correction: its values are those of corrected scans and of no others."""
         plain = name.removesuffix(LINEAR)
-        if plain in ("disc", "fbp", "tv") or (correction := self.model(plain).correction) is None:
+        if plain in _PLAIN or (correction := self.model(plain).correction) is None:
             return name
         require_same(correction, CORRECTION)
         return f"{plain}{LINEAR}"
@@ -186,7 +200,11 @@ class _Job:
 
 def _fill(out: Output, job: _Job, condition: ViewCondition, name: str) -> None:
     """Add the scans that are not there yet: all at once on a GPU, which takes as long as one; a few at a time on a CPU."""
-    method, there = job.method(name), read_entries(job.folder, condition.name, name)
+    method, made_by, before = job.method(name), job.made_by(name), read_entries(job.folder, condition.name, name)
+    shipped = name.removesuffix(LINEAR).removesuffix(REST) in pretrained()
+    there = {scan: entry for scan, entry in before.items() if is_made_by(entry, made_by, shipped=shipped)}
+    if len(there) < len(before):
+        out.note(f"{condition.name}: {label(name)}.json is of another model of that name, other draws or another seed; it is made again")
     needed = job.references is not None and method is not None
     missing = [scan for scan in job.paths if not is_complete(there.get(scan), needed)]
     together = _ON_CPU if job.device.type == "cpu" else len(job.paths)
@@ -195,8 +213,9 @@ def _fill(out: Output, job: _Job, condition: ViewCondition, name: str) -> None:
             scans = [job.scan(scan, name.endswith(LINEAR)) for scan in missing[first : first + together]]
             results = _results(name, method, scans, condition, job.references)
             origin = provenance(job.seed, job.device)
-            entries = {scan: {"results": found, "provenance": origin} for scan, found in results.items()}
-            write_entries(job.folder, condition.name, name, entries)
+            own = {"provenance": origin} if made_by is None else {"made_by": made_by, "provenance": origin}
+            there |= {scan: {"results": found, **own} for scan, found in results.items()}
+            write_entries(job.folder, condition.name, name, there)
             last = scans[-1].name
             step(len(scans), f"{last}: {max((score['mcc_inside'] or 0.0) for score in results[last].values()):.3f}")
 
