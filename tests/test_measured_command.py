@@ -101,3 +101,16 @@ def test_the_command_says_what_is_wrong(tmp_path: Path, options: list[str], word
     write_compact(tmp_path, measured_disc())
     done = bdgd("measured", tmp_path, "-o", tmp_path / "results", *options, "--device", "cpu")
     assert done.exit_code == 2 and words in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_a_page_without_the_place_is_said_before_the_work_and_only_asked_for_places_are_needed(
+    tmp_path: Path, generator: torch.Generator
+) -> None:
+    page, results = tmp_path / "page.md", tmp_path / "results"
+    write_compact(tmp_path, measured_disc("ta", air=0.01, noise=0.003, generator=generator))  # a training scan: its mismatch is measured
+    words = ["measured", tmp_path, "disc", "-o", results, "--no-reference", "--device", "cpu", "--page", page]
+    page.write_text("<!-- arc30 -->\n<!-- /arc30 -->\n")
+    done = bdgd(*words, "--condition", "arc60")
+    assert done.exit_code == 2 and "no place for the table; add the lines <!-- arc60 -->" in done.stderr and not results.exists()
+    done = bdgd(*words, "--condition", "arc30")
+    assert done.exit_code == 0 and "| filled disc | 1 |" in page.read_text(), done.output

@@ -12,7 +12,7 @@ import torch
 import typer
 
 from bdgd.apps.console import Output
-from bdgd.apps.options import Device, Seed, choose_device, make_folder
+from bdgd.apps.options import Device, Seed, choose_device, make_folder, require_writable
 from bdgd.apps.provenance import provenance
 from bdgd.checks import InputError
 from bdgd.evaluation import FULL
@@ -34,7 +34,7 @@ from bdgd.evaluation.measured_methods import (
 )
 from bdgd.evaluation.measured_tables import is_complete, is_made_by, label, measured_markdown, read_entries, write_entries
 from bdgd.evaluation.mismatch import CORRECTION, mismatch, mismatch_table, read_mismatch
-from bdgd.evaluation.pages import insert
+from bdgd.evaluation.pages import has_place, insert, require_place
 from bdgd.evaluation.tooth import evaluate_tooth, read_tooth, read_tooth_scores, tooth_table
 from bdgd.models import Reconstructor, load, pretrained
 from bdgd.storage import write_json, write_text
@@ -86,6 +86,7 @@ def measured(
     Example: bdgd measured htc2022 fbp --no-reference
     """
     where, conditions = choose_device(device), [_condition(name) for name in condition or CONDITIONS]
+    _require_page(page, [asked.name for asked in conditions] + (["tooth"] if tooth is not None else []))
     everything = find_scans(folder)
     references = References(make_folder(output) / "references", where) if reference else None
     job = _Job(output, _chosen(everything, scan), references, draws, seed, where)
@@ -109,9 +110,17 @@ def measured(
         _draw(out, output, everything, job.method)
 
 
-def _show(out: Output, page: Path | None, marker: str, table: str) -> None:
-    """A table on the terminal, and in its place of the page."""
+def _require_page(page: Path | None, markers: Sequence[str]) -> None:
+    """Raise, before any work is done, where the page cannot be written or lacks a place for what is asked for."""
     if page is not None:
+        for marker in markers:
+            require_place(page, marker)
+        require_writable(page)
+
+
+def _show(out: Output, page: Path | None, marker: str, table: str) -> None:
+    """A table on the terminal, and in its place of the page, if it has one."""
+    if page is not None and has_place(page, marker):
         insert(page, marker, table)
     out.say(table + "\n")
 
