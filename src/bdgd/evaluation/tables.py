@@ -100,7 +100,7 @@ def markdown(folder: Path, setting: str, note: str = "") -> str:
     ]
     scored, missing = list[dict[str, Any]](), list[str]()
     for row in rows(setting):
-        cell = read_cell(folder, setting, row.method)
+        cell = [entry for entry in read_cell(folder, setting, row.method) if entry.get("note", "") == note]  # of the same effort
         if not cell and row.name != row.paper:
             missing.append(row.method)
             continue
