@@ -46,7 +46,7 @@ def make_epistemic(job: Reproduction, page: Path | None = None, images: int | No
 def _write(job: Reproduction, results: dict[str, dict[str, Any]]) -> str:
     """The table of these rows, as it was written."""
     text, choice = markdown(results, job.effort.note()), chosen(results)
-    write_results(job, "epistemic", {"chosen": choice.key if choice else None, "rows": results}, text)
+    write_results(job, "epistemic", results, {"chosen": choice.key if choice else None, "rows": results}, text)
     return text
 
 

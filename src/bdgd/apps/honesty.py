@@ -43,7 +43,7 @@ def make_honesty(job: Reproduction, page: Path | None = None, images: int | None
             models[case.training] = _trained(job, preset, data)
         cases[case.key] = before[case] or _measured(job, case, models[case.training], preset)
         text = markdown(cases, selection, job.effort.note())
-        write_results(job, "honesty", {"cases": cases, "selection": selection}, text)
+        write_results(job, "honesty", cases, {"cases": cases, "selection": selection}, text)
     job.publish("honesty", text, page)
 
 
