@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ def _measured(job: Reproduction, row: Row, models: dict[Training, DeepGradientDe
         A = RayTransform(presets[row.trainings[0]].geometry, job.device)
         scores = measure(posterior_function(used, row.draw, job.effort.draws), A, job.effort, round(seconds, 1))
     trained_by = [training_of(model.provenance) for model in members]  # perhaps by other code than that which measures them
-    result = {**identity, "scores": scores.to_dict(), "trained": trained_by, **origin(job)}
+    result = {**identity, "scores": asdict(scores), "trained": trained_by, **origin(job)}
     write_json(path, result)
     job.out.note(f"epistemic: {row.name}: {scores.psnr:.2f} dB, NLL {scores.nll:.3f}, text AUROC {scores.text_auroc:.3f}")
     return result

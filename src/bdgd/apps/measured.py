@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -234,7 +234,7 @@ def _results(
 ) -> dict[str, dict[str, dict[str, float | None]]]:
     """{scan: {setting: {score: value}}}."""
     if method is None:
-        return {scan.name: {"disc": disc_scores(scan).to_dict()} for scan in scans}
+        return {scan.name: {"disc": asdict(disc_scores(scan))} for scan in scans}
     return evaluate_scans(name, method, scans, condition, references)
 
 
@@ -248,7 +248,7 @@ def _describe_mismatch(out: Output, folder: Path, paths: dict[str, Path], device
     if [entry.name for entry in found] != list(training):
         with out.waiting("measuring air, noise, axis and beam hardening on the training scans"):
             found = [mismatch(read_measured(name, path), device) for name, path in training.items()]
-        write_json(kept, [entry.to_dict() for entry in found])
+        write_json(kept, [asdict(entry) for entry in found])
     text = mismatch_table(found)
     write_text(folder / "mismatch.md", text + "\n")
     _show(out, page, "mismatch", text)
@@ -259,7 +259,7 @@ def _tooth(out: Output, job: _Job, path: Path, model: str | None) -> None:
     scans, network = read_tooth(path), None if model is None else load(model, device=job.device)
     with out.waiting("reconstructing the tooth"):
         scores, images = evaluate_tooth(scans, job.device, network, job.draws, job.seed)
-    write_json(job.folder / "tooth.json", {"scores": [s.to_dict() for s in scores], "provenance": provenance(job.seed, job.device)})
+    write_json(job.folder / "tooth.json", {"scores": [asdict(s) for s in scores], "provenance": provenance(job.seed, job.device)})
     scale = Scale("attenuation per detector width", 0.0, float(images["reference"].quantile(0.998)))
     save_figure(panels([[Panel(image[-1, 0], name, scale) for name, image in images.items()]]), job.folder / "tooth.png")
     out.say(f"wrote {job.folder / 'tooth.png'}")

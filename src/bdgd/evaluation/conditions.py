@@ -12,7 +12,7 @@ anatomy   everything right but the object: slices of patients instead of what th
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -55,9 +55,6 @@ class Condition:
             raise InputError(f"{self.kind} are counted, got {self.value:g}")
         if self.kind == "views" and self.value < 2:
             raise InputError(f"a scan needs at least 2 views, got {self.value:g}")
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def standard_conditions(model: Reconstructor, noise: Noise) -> list[Condition]:

@@ -51,9 +51,6 @@ class Point:
     amber: float | None = None
     reasons: Mapping[str, int] | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Degradation:
@@ -95,7 +92,7 @@ class Degradation:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for a JSON file, each point with its verdict."""
         described = {name: getattr(self, name) for name in ("level", "draws", "views", "noise", "false_alarms")}
-        return {**described, "points": [{**point.to_dict(), "verdict": self.verdict(point)} for point in self.points]}
+        return {**described, "points": [{**asdict(point), "verdict": self.verdict(point)} for point in self.points]}
 
 
 def degradation_curves(

@@ -7,7 +7,7 @@ are measured by the functions that everything else is scored with.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -111,9 +111,6 @@ class EpistemicScores:
     draws: int
     training_seconds: float
     sampling_seconds: float
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def posterior_function(models: Sequence[Reconstructor], draw: str, draws: int, seed: int = 0, precision: str = "auto") -> PosteriorFunction:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch.nn.functional as F
@@ -35,9 +35,6 @@ class HonestyScores:
     patch_error: float | None
     patch_std: float | None
     draws: int
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def measure_case(posterior_of: PosteriorFunction, A: RayTransform, effort: Effort, seed: int = 0) -> HonestyScores:

@@ -48,9 +48,6 @@ class Optimism:
     agreement: float
     spread: float
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def optimism(quality: Tensor, images: int) -> Optimism:
     """From the PSNR (C, N) of C candidates on N images, which are cut into disjoint test sets of `images` each.
@@ -97,7 +94,7 @@ def families(cells: Cells, gains: Gains) -> dict[str, Tensor]:
 def selection_scores(cells: Cells, gains: Gains) -> dict[str, Any]:
     """What choosing on test images buys in each family, and how far PSNR differs between trainings of other seeds."""
     chosen = {
-        name: [optimism(quality, size).to_dict() for size in TEST_SETS if quality.shape[1] >= LEAST_SETS * size]
+        name: [asdict(optimism(quality, size)) for size in TEST_SETS if quality.shape[1] >= LEAST_SETS * size]
         for name, quality in families(cells, gains).items()
     }
     return {
