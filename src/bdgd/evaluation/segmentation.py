@@ -45,7 +45,7 @@ def otsu(image: Tensor) -> float:
 
 
 def segmented(image: Tensor, radians: float = 0.0) -> Tensor:
-    """(512, 512), as the organisers' own, true where the image (1, 1, N, N), turned and enlarged, lies above its Otsu threshold: acrylic."""
+    """(512, 512) true where the image (1, 1, N, N), turned and enlarged, lies above its Otsu threshold: acrylic."""
     large = rotated(image, radians, 512)[0, 0]
     return (large > otsu(large)).cpu()
 
