@@ -18,7 +18,7 @@ from torch import Tensor
 from bdgd.checks import InputError
 from bdgd.classical import fbp, tv
 from bdgd.data import Scans, match
-from bdgd.evaluation.benchmark import FULL, Effort
+from bdgd.evaluation.benchmark import FULL, Effort, Told
 from bdgd.evaluation.measured_methods import MOST_ITERATIONS, TOLERANCE
 from bdgd.evaluation.methods import METHODS, find_method
 from bdgd.evaluation.strata import PosteriorLike, object_pixels
@@ -31,8 +31,6 @@ from bdgd.operators import RayTransform
 #: ranges in proportion.
 TV_WEIGHTS = (3e-3, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5)
 LEVEL = 0.95
-
-Told = Callable[[int, float], None]  # images done, mean PSNR so far
 
 
 @dataclass(frozen=True)
