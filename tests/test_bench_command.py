@@ -95,3 +95,11 @@ def test_names_of_devices_become_names_of_files() -> None:
 def test_the_jobs_cover_all_parts() -> None:
     jobs: dict[bench.Part, Callable[[torch.device], Any]] = bench._JOBS
     assert list(jobs) == list(bench.Part)
+
+
+def test_a_page_without_the_place_is_said_before_the_work(tmp_path: Path) -> None:
+    page = tmp_path / "speed.md"
+    page.write_text("<!-- speed-gpu -->\n<!-- /speed-gpu -->\n")
+    result = bdgd("bench", "-o", tmp_path / "out", "--device", "cpu", "--page", page)
+    assert result.exit_code == 2 and "no place for the table; add the lines <!-- speed-cpu -->" in result.stderr
+    assert not (tmp_path / "out").exists()

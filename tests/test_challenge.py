@@ -12,7 +12,7 @@ import torch
 from discs import measured_disc, write_compact
 
 from bdgd.checks import InputError
-from bdgd.evaluation.challenge import ARCS, CONDITIONS, NAMES, TRAINING, find_scans, read_measured, scanner
+from bdgd.evaluation.challenge import ARCS, CONDITIONS, NAMES, TRAINING, find_scans, group_of, read_measured, scanner
 
 # --- what is used and what is left out -------------------------------------------------------------------------------
 
@@ -32,7 +32,7 @@ def test_the_challenge_asks_for_the_own_arcs() -> None:
     for name, scans in (("arc90", ("01a", "01b")), ("arc60", ("04a", "04b")), ("arc30", ("07a", "07b"))):
         condition = CONDITIONS[name]
         assert condition.own == scans and all(ARCS[scan][1] == condition.degrees for scan in scans)
-    assert len(NAMES) == 19 and {measured_disc(name).group for name in ("ta", "td")} == {"training"}
+    assert len(NAMES) == 19 and {group_of(name) for name in ("ta", "td")} == {"training"}
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
@@ -44,7 +44,7 @@ def test_a_compact_file_comes_back_the_right_way_round(tmp_path: Path) -> None:
     assert find_scans(tmp_path) == {"03b": path}
     read = read_measured("03b", path)
     assert torch.equal(read.segmentation, scan.segmentation) and torch.equal(read.scans.sinograms, scan.scans.sinograms)
-    assert read.scans.geometry == scanner() and read.group == "03"
+    assert read.scans.geometry == scanner() and group_of("03b") == "03"
 
 
 @pytest.mark.parametrize(("keys", "words"), [({}, "no segmentation"), ({"seg512": np.zeros(5, np.uint8)}, "32768 bytes")])

@@ -11,10 +11,25 @@ import pytest
 import torch
 from commands import bdgd
 from test_slices import write_slices
+from tiny_presets import TINY
 from toys import dense, small_model, small_transform
 
+from bdgd.apps import stress
+from bdgd.apps.presets import parse_preset
+from bdgd.apps.training import make_model
 from bdgd.checks import InputError
-from bdgd.data import GaussianNoise, PoissonNoise, Scans, match, random_ellipses, simulate
+from bdgd.data import (
+    Correction,
+    GaussianNoise,
+    Mismatch,
+    PoissonNoise,
+    Scans,
+    match,
+    named_generator,
+    phantom_images,
+    random_ellipses,
+    simulate,
+)
 from bdgd.evaluation.conditions import Condition, ordinary_value, scans_under, spread_views, standard_conditions
 from bdgd.evaluation.degradation import Degradation, degradation_curves
 from bdgd.evaluation.degradation_figures import degradation_figure, degradation_markdown
@@ -116,6 +131,22 @@ def test_noise_is_in_per_cent_and_from_the_same_numbers() -> None:
     torch.testing.assert_close(five, 5 * one, rtol=1e-3, atol=1e-4)
 
 
+def test_ordinary_scans_have_the_errors_of_the_scanner_and_the_correction_of_the_model() -> None:
+    model, x = small_model(), ellipses(2)
+    model.correction, errors = Correction(hardening=0.2), Mismatch(beam=(0.1, 0.3), gain=0.01)
+    usual = scans_under(Condition(), model, x, NOISE, 0, errors)
+    generator = named_generator("conditions noise", 0)
+    as_trained = simulate(model.A, x, NOISE, generator=generator, mismatch=errors).corrected(model.correction)
+    assert usual.correction == model.correction and torch.equal(usual.sinograms, as_trained.sinograms)
+    for condition in (Condition("noise", 3.0), Condition("views", 4.0), Condition("missing", 1.0), Condition("axis", 0.5)):
+        worse = scans_under(condition, model, x, NOISE, 0, errors)
+        assert worse.correction == model.correction and worse.sinograms.shape == usual.sinograms.shape
+    shift = replace(errors, axis_shift=(0.3, 0.7))  # further off than usual by as much as was asked for
+    errors = replace(errors, axis_shift=(-0.2, 0.2))
+    shifted = simulate(model.A, x, NOISE, generator=named_generator("conditions noise", 0), mismatch=shift).corrected(model.correction)
+    torch.testing.assert_close(scans_under(Condition("axis", 0.5), model, x, NOISE, 0, errors).sinograms, shifted.sinograms)
+
+
 # Scores
 
 
@@ -214,6 +245,27 @@ def test_stress_writes_numbers_table_and_picture(calibrated: Reconstructor, tmp_
     assert written["provenance"]["seed"] == 0 and written["draws"] == 2 and all("verdict" in point for point in written["points"])
     assert files["md"].read_text().count("| axis |") == 5 and files["png"].read_bytes().startswith(b"\x89PNG")
     assert all(f"wrote {path}" in result.stdout for path in files.values())
+
+
+def test_stress_takes_scans_like_those_of_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = 'phantoms = "discs-with-holes"\nvalue_spread = 0.1\nmismatch = { gain = 0.01 }\ncorrection = { hardening = 0.1 }\n'
+    text = TINY.replace("[model]", f"{data}[model]").replace("relative = 0.02", "relative = 0.03")
+    preset = parse_preset(text, "mine")
+    model, asked = make_model(preset, RayTransform(preset.geometry)), list[tuple[torch.Tensor, dict[str, object]]]()
+    model.provenance = {"preset": "mine", "preset_text": text}
+    save(model, tmp_path / "model.safetensors")
+
+    def curves(model: Reconstructor, images: torch.Tensor, **options: object) -> Degradation:
+        asked.append((images, options))
+        return degradation_curves(model, images, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(stress, "degradation_curves", curves)
+    words = ("--images", 2, "--draws", 2, "--only", "missing", "--device", "cpu")
+    result = bdgd("stress", tmp_path / "model.safetensors", *words)
+    assert result.exit_code == 0, result.output
+    ((images, options),) = asked
+    assert options["noise"] == GaussianNoise(0.03) and options["mismatch"] == Mismatch(gain=0.01)
+    assert torch.equal(images, phantom_images("discs-with-holes", "test", 2, preset.geometry, spread=0.1))
 
 
 def test_stress_says_what_it_does_not_know(tmp_path: Path) -> None:

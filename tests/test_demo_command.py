@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from commands import bdgd
+from typer.main import get_command
 
 from bdgd.apps import demo as demo_command
+from bdgd.apps.cli import app
 
 
 def test_the_demo_says_how_to_reach_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,3 +48,8 @@ def test_demo_depends_on_its_seed_alone(tmp_path: Path, monkeypatch: pytest.Monk
         assert bdgd("demo", "-o", tmp_path / folder, "--device", "cpu", "--draws", 2, "--seed", seed).exit_code == 0
         results.append(json.loads((tmp_path / folder / "demo.json").read_text())["results"])
     assert results[0] == results[1] != results[2]
+
+
+def test_open_is_a_flag_like_the_others() -> None:
+    option = next(option for option in get_command(app).commands["demo"].params if option.name == "open")  # type: ignore[attr-defined]
+    assert option.is_flag and option.default is False

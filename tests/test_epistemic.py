@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,7 @@ def test_all_columns_of_a_row() -> None:
     assert scores.draws == 4 and scores.training_seconds == 12 and scores.sampling_seconds > 0
     assert set(scores.coverage) == {"0.5", "0.68", "0.9", "0.95"} and all(0 <= covered <= 1 for covered in scores.coverage.values())
     assert 0 < scores.epistemic_part < 1 and 0 <= scores.text_auroc <= 1 and scores.error_growth > 0
-    assert json.loads(json.dumps(scores.to_dict())) == scores.to_dict()
+    assert json.loads(json.dumps(asdict(scores))) == asdict(scores)
 
 
 # The choice --------------------------------------------------------------------------------------------------------------

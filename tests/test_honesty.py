@@ -23,7 +23,7 @@ from bdgd.evaluation.epistemic import ROWS, posterior_function
 from bdgd.evaluation.honesty import CASES, CHOICES, GRADIENT_SCALE, OURS, RELEASED_KL, Case, Choice, Variant
 from bdgd.evaluation.honesty_scores import measure_case
 from bdgd.evaluation.honesty_table import markdown
-from bdgd.evaluation.selection import METHODS, SEEDS_OF, families, optimism, own_trainings, selection_scores
+from bdgd.evaluation.selection import METHODS, SEEDS_OF, families, optimism, own_trainings, seed_spread, selection_scores
 from bdgd.evaluation.tables import write_cell
 from bdgd.operators import ParallelBeam, RayTransform
 
@@ -161,6 +161,14 @@ def test_candidates_are_trainings_and_not_seeds_of_noise() -> None:
     assert [each["psnr"] for each in own_trainings(cell)] == [[1.0], [3.0]]
 
 
+def test_trainings_by_several_commits_are_not_called_alike() -> None:
+    cell = [entry(seed, seed, [30.0 + seed, 40.0]) for seed in range(2)]
+    assert "alike but for their seed, have" in honesty_table._yardstick(seed_spread(cell) or {})
+    for by, one in zip("ab", cell, strict=True):
+        one["recipe"]["trained"]["commit"] = by
+    assert "alike but for their seed and later fixes to the code, have" in honesty_table._yardstick(seed_spread(cell) or {})
+
+
 def test_families_are_seeds_methods_and_both(generator: torch.Generator) -> None:
     images = 30
 
@@ -276,6 +284,8 @@ def test_one_command_trains_measures_keeps_and_fills_the_page(tiny: Path) -> Non
     # Where the models are gone, what was measured stands, and nothing is trained to say it again; a changed recipe is another thing.
     gone = bdgd("honesty", "--runs", "nowhere", "--page", "page.md")
     assert gone.exit_code == 0 and "training" not in gone.output.split("|")[0] and not (tiny / "nowhere").exists()
+    rewritten = json.loads((tiny / "results/honesty.json").read_text())
+    assert rewritten["provenance"] in [case["provenance"] for case in rewritten["cases"].values()]  # of what measured, not of the writing
     assert (tiny / "results/honesty.md").read_text().strip() == table
     kept = json.loads((tiny / "results/honesty/ours.json").read_text())
     kept["recipe"]["training"]["epochs"] = 50

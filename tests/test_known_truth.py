@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from bdgd.apps import cli
 from bdgd.classical import fbp, tv
 from bdgd.data import Correction, GaussianNoise, Scans, named_generator, random_ellipses, read_scans, simulate, write_scans
-from bdgd.evaluation.known_truth import TV_WEIGHTS, chosen_elsewhere
+from bdgd.evaluation.known_truth import TV_WEIGHTS, chosen_elsewhere, on_object, range_of
 from bdgd.inference import reconstruct
 from bdgd.metrics import coverage, psnr, ssim
 from bdgd.models import load, save
@@ -64,8 +64,10 @@ def test_every_score_is_that_of_the_library(files: tuple[Path, Path], tmp_path: 
             assert written["methods"][name][key] == pytest.approx(right, rel=1e-3), (name, key)
     scores = written["methods"][str(model_file)]
     lower, upper = posterior.interval(0.95)
-    assert scores["coverage"] == pytest.approx(coverage(posterior, truth).tolist(), abs=0.01)
-    assert scores["width"] == pytest.approx((upper - lower).mean((1, 2, 3)).tolist(), rel=1e-3)
+    inside = truth > 1e-6 * VALUE
+    assert scores["coverage"] == pytest.approx(coverage(posterior, truth, mask=inside).tolist(), abs=0.01)
+    assert scores["coverage"] != pytest.approx(coverage(posterior, truth).tolist(), abs=0.01)  # background is easy
+    assert scores["width"] == pytest.approx([float((upper - lower)[k][inside[k]].mean()) for k in range(3)], rel=1e-3)
     assert scores["mean_psnr"] == pytest.approx(sum(scores["psnr"]) / 3) and "coverage" not in written["methods"]["fbp"]
 
 
@@ -82,6 +84,33 @@ def test_tv_chooses_for_every_scan_on_the_others(files: tuple[Path, Path], tmp_p
         x = scans.images[k : k + 1]
         image = tv(A, scans.sinograms[k : k + 1], weight)
         assert found["psnr"][k] == pytest.approx(float(psnr(image, x, float(x.max() - x.min()))), abs=0.3)
+
+
+def test_psnr_does_not_depend_on_whether_the_unit_is_known(tmp_path: Path) -> None:
+    found = []
+    for name, unit in (("mm", "mm"), ("none", None)):
+        write_scans(tmp_path / f"{name}.h5", replace(scans_of(A), unit=unit))
+        assert bdgd("fbp", "--scans", tmp_path / f"{name}.h5", "-o", tmp_path / "e.json").exit_code == 0
+        scores = json.loads((tmp_path / "e.json").read_text())["methods"]["fbp"]
+        found.append((scores["psnr"], scores["ssim"]))
+    assert found[0] == found[1]
+
+
+def test_the_data_range_is_that_of_the_truth() -> None:
+    truth = torch.tensor([0.0, 0.01, 0.05])
+    assert range_of(truth) == pytest.approx(0.05) and range_of(truth + 1) == pytest.approx(0.05)
+    assert range_of(torch.full((4,), 0.02)) == pytest.approx(0.02) and range_of(torch.zeros(4)) == 1.0
+
+
+def test_an_interval_is_counted_on_the_object() -> None:
+    model = small_model(A=A)
+    posterior, truth = reconstruct(model, scans_of(A, 1).sinograms, 3, generator=named_generator("draws", 0)), torch.zeros(1, 1, 16, 16)
+    lower, upper = posterior.interval(0.9)
+    truth[0, 0, 4:8, 4:8] = ((lower + upper) / 2)[0, 0, 4:8, 4:8]
+    truth[0, 0, 4, 4:8] = upper[0, 0, 4, 4:8] + 0.1  # a quarter of the object lies outside
+    covered, width = on_object(posterior, truth, 0.9)
+    assert covered == 0.75 and width == pytest.approx(float((upper - lower)[0, 0, 4:8, 4:8].mean()))
+    assert on_object(posterior, torch.zeros_like(truth), 0.9)[1] == pytest.approx(float((upper - lower).mean()))
 
 
 def test_the_choice_does_not_see_the_scan_it_is_for() -> None:

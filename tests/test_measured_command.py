@@ -44,6 +44,25 @@ def test_the_command_scores_a_method_and_a_model_and_goes_on_where_it_was(tmp_pa
     assert sorted(there) == ["05b", "07a"] and there["07a"] == kept["07a"]
 
 
+def test_another_model_of_the_same_name_is_scored_and_not_shown_as_the_first(tmp_path: Path, generator: torch.Generator) -> None:
+    write_compact(tmp_path, measured_disc("07a", air=0.01, noise=0.003, generator=generator))
+    A = RayTransform(scanner()[list(range(31))])
+    for seed, name in enumerate("AB"):
+        (tmp_path / name).mkdir()
+        save(DeepGradientDescent(A, blocks=1, seed=seed), tmp_path / name / "model.safetensors")
+    options = ["-o", tmp_path / "results", "--condition", "arc30", "--no-reference", "--device", "cpu"]
+    found = []
+    for words in (["A", 2], ["A", 2], ["B", 2], ["B", 3], ["B", 3, "--seed", 1]):
+        name, draws, *rest = words
+        done = bdgd("measured", tmp_path, tmp_path / str(name) / "model.safetensors", *options, "--draws", draws, *rest)
+        assert done.exit_code == 0, done.output
+        found.append((read_entries(tmp_path / "results", "arc30", "model")["07a"], "is made again" in done.stderr))
+    (first, _), (again, _), *others = found
+    assert again == first and [told for _, told in found] == [False, False, True, True, True]
+    made = [first["made_by"], *(entry["made_by"] for entry, _ in others)]
+    assert len({by["weights"] for by in made}) == 2 and [by["draws"] for by in made] == [2, 2, 3, 3] and made[-1]["seed"] == 1
+
+
 def test_a_model_that_carries_a_correction_has_a_corrected_row_only(
     tmp_path: Path, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,3 +101,16 @@ def test_the_command_says_what_is_wrong(tmp_path: Path, options: list[str], word
     write_compact(tmp_path, measured_disc())
     done = bdgd("measured", tmp_path, "-o", tmp_path / "results", *options, "--device", "cpu")
     assert done.exit_code == 2 and words in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_a_page_without_the_place_is_said_before_the_work_and_only_asked_for_places_are_needed(
+    tmp_path: Path, generator: torch.Generator
+) -> None:
+    page, results = tmp_path / "page.md", tmp_path / "results"
+    write_compact(tmp_path, measured_disc("ta", air=0.01, noise=0.003, generator=generator))  # a training scan: its mismatch is measured
+    words = ["measured", tmp_path, "disc", "-o", results, "--no-reference", "--device", "cpu", "--page", page]
+    page.write_text("<!-- arc30 -->\n<!-- /arc30 -->\n")
+    done = bdgd(*words, "--condition", "arc60")
+    assert done.exit_code == 2 and "no place for the table; add the lines <!-- arc60 -->" in done.stderr and not results.exists()
+    done = bdgd(*words, "--condition", "arc30")
+    assert done.exit_code == 0 and "| filled disc | 1 |" in page.read_text(), done.output

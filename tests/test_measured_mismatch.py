@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -24,7 +24,7 @@ def test_what_was_put_in_is_found(generator: torch.Generator, tmp_path: Path) ->
     assert found.axis == pytest.approx(0.1, abs=0.05)
     assert found.hardening == pytest.approx(0.25, rel=0.1) and found.attenuation == pytest.approx(ACRYLIC, rel=0.03)
     assert found.misfit < 0.01 < found.misfit_straight
-    write_json(tmp_path / "mismatch.json", [found.to_dict()])
+    write_json(tmp_path / "mismatch.json", [asdict(found)])
     assert read_mismatch(tmp_path / "mismatch.json") == [found]
     table = mismatch_table([found]).splitlines()
     assert len(table) == 3 and "| ta | +0.014" in table[2] and len({line.count("|") for line in table}) == 1

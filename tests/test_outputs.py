@@ -121,10 +121,10 @@ def test_nibabel_reads_what_we_write(folder: Path) -> None:
             assert np.array_equal(np.asarray(image.dataobj)[..., index], getattr(some_posterior(index), name)[0, 0])
 
 
-@pytest.mark.parametrize(("unit", "code", "size"), [("cm", 2, 20.0), ("µm", 3, 2.0), ("furlong", 0, 2.0), (None, 0, 2.0)])
-def test_nifti_units(unit: str | None, code: int, size: float) -> None:
+@pytest.mark.parametrize(("unit", "code", "size"), [("cm", 2, 20.0), ("µm", 2, 0.002), ("in", 2, 50.8), ("0.5 mm", 2, 1.0), (None, 0, 2.0)])
+def test_nifti_is_in_millimetres_where_the_unit_is_known(unit: str | None, code: int, size: float) -> None:
     header = nifti_header((2, 2, 1), (2.0, 2.0, 2.0), unit)
-    assert header[123] == code and struct.unpack_from("<f", header, 80) == (size,)
+    assert header[123] == code and struct.unpack_from("<f", header, 80) == pytest.approx((size,))
 
 
 def test_nifti_has_limits(tmp_path: Path) -> None:

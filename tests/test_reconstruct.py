@@ -26,6 +26,7 @@ from typer.testing import CliRunner
 from bdgd.apps import cli
 from bdgd.apps import reconstruct as command
 from bdgd.apps.outputs import Grid
+from bdgd.apps.scan_tasks import result_folders
 from bdgd.data import GaussianNoise, PoissonNoise, Scans, Stack, simulate, write_scans
 from bdgd.data.axis import axis_of_offset, estimate_axis, offset_of_axis
 from bdgd.data.estimates import noise_of_one_size
@@ -177,6 +178,18 @@ def test_several_scans_each_get_a_folder(model_file: Path, tmp_path: Path) -> No
     for folder in (tmp_path / "out").iterdir():
         assert names(folder) == ALWAYS
         assert_whole(folder)
+
+
+@pytest.mark.parametrize(
+    ("scans", "folders"),
+    [
+        (["scan-2.h5", "scan.h5", "a/scan.h5"], ["scan-2", "scan", "scan-3"]),
+        (["a/scan.h5", "scan.h5", "scan-2.h5"], ["scan", "scan-2", "scan-2-2"]),
+        (["Scan.h5", "scan.npz"], ["Scan", "scan-2"]),
+    ],
+)
+def test_no_two_scans_share_a_folder(scans: list[str], folders: list[str], tmp_path: Path) -> None:
+    assert result_folders(tmp_path, [Path(scan) for scan in scans]) == [tmp_path / folder for folder in folders]
 
 
 def test_a_wrong_scan_among_several_stops_before_the_work(scan: Path, model_file: Path, tmp_path: Path) -> None:

@@ -128,6 +128,17 @@ def test_a_standard_deviation_of_one_colour_is_explained(subject: Subject) -> No
     assert "in every pixel" not in report(replace(subject, posterior=local))
 
 
+def test_the_truth_is_held_against_the_image_alike_with_and_without_a_unit(subject: Subject) -> None:
+    assert subject.truth is not None
+    subject = replace(subject, truth=0.05 * subject.truth)
+
+    def told(unit: str | None) -> list[str]:
+        text = Page(report(replace(subject, grid=replace(subject.grid, unit=unit)))).text
+        return re.findall(r"-?[\d.]+ \(-?[\d.]+\) dB|[\d.]+% of the object's pixels", text)
+
+    assert len(told(None)) == 2 and told(None) == told("mm")
+
+
 def test_values_have_their_unit(subject: Subject) -> None:
     assert ">1/mm<" in report(subject) and "Values are in 1/mm" in report(subject)
     plain = report(replace(subject, grid=Grid(1, (16, 12), 0.5)))

@@ -59,6 +59,16 @@ def test_all_of_it_quickly_and_never_over_the_full_results(shelf: Shelf) -> None
         assert name.endswith(".png") or b"QUICK: 1 test ellipses and 2 draws" in content, f"{name} must say that it is not the full result"
 
 
+def test_a_quick_entry_is_no_full_one_in_the_same_folder(shelf: Shelf) -> None:
+    folder = Path("results/quick")
+    assert bdgd("table1", "--quick").exit_code == 0
+    assert bdgd("table1", "--results", folder, "--only", "fbp").exit_code == 0
+    (full,), (quick,) = read_cell(folder, "sparse30", "fbp"), read_cell(folder, "sparse30", "tv")
+    assert len(full["psnr"]) == 3 and "effort" not in full and len(quick["psnr"]) == 2
+    table = (folder / "table1.md").read_text()
+    assert "| FBP |" in table and "| TV | not measured yet" in table and "QUICK" not in table
+
+
 def test_a_record_says_how_its_figure_came_about(shelf: Shelf) -> None:
     shelf.add("sparse30-mfvi")
     result = bdgd("fig2", "--results", "here")

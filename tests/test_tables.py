@@ -63,6 +63,14 @@ def test_seeds_are_counted_and_trainings_where_they_are_fewer(tmp_path: Path) ->
     assert trained(0) == "1" and trained(0, 1, 2) == "3" and trained(0, 0, 0, 0, 0) == "5 (1 trained)"
 
 
+def test_a_table_says_which_rows_were_trained_by_several_commits(tmp_path: Path) -> None:
+    for kind, commits in (("dgd", "ab"), ("mfvi", "bb"), ("lpd", " ")):
+        trained = [{"seed": seed, "hardware": "a GPU", "commit": by.strip()} for seed, by in enumerate(commits)]
+        write_cell(tmp_path, "sparse30", f"sparse30-{kind}", [result(40.0) | {"recipe": {"trained": made}} for made in trained])
+    lines = markdown(tmp_path, "sparse30").splitlines()
+    assert lines[-2] == "*Trained on a GPU (commits a, b); the seeds of one row by different commits: DGD.*"
+
+
 def test_a_note_stands_in_the_table(tmp_path: Path) -> None:
     assert "**QUICK: few**" in markdown(tmp_path, "sparse30", "QUICK: few") and "**" not in markdown(tmp_path, "sparse30").split("\n", 1)[1]
 

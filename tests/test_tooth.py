@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -43,7 +44,7 @@ def test_tv_beats_fbp_on_the_image_and_on_the_views_it_did_not_get(tooth_file: P
     for b in (0, 1):
         assert by_method["TV", b].psnr > by_method["FBP", b].psnr + 1 and by_method["TV", b].missed < by_method["FBP", b].missed
     assert len(tooth.tooth_table(scores).splitlines()) == 6
-    write_json(tooth_file.with_suffix(".json"), {"scores": [s.to_dict() for s in scores]})
+    write_json(tooth_file.with_suffix(".json"), {"scores": [asdict(s) for s in scores]})
     assert tooth.read_tooth_scores(tooth_file.with_suffix(".json")) == scores
 
 

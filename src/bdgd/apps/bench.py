@@ -19,7 +19,7 @@ from bdgd.apps.options import Device, choose_device, make_folder, require_writab
 from bdgd.apps.provenance import file_name, hardware, provenance, version_of
 from bdgd.checks import InputError
 from bdgd.evaluation import save_figure, speed
-from bdgd.evaluation.pages import insert, short_commit
+from bdgd.evaluation.pages import insert, require_place, short_commit
 from bdgd.storage import read_kept, write_json
 
 #: What is measured beside, or with; their versions go into the file.
@@ -56,9 +56,10 @@ def bench(
     """
     where = choose_device(device)
     parts = _chosen(only, quality, where)
-    path = make_folder(output) / f"{file_name(hardware(where))}.json"
     if page is not None:
+        require_place(page, _place(gpu=where.type == "cuda"))
         require_writable(page)
+    path = make_folder(output) / f"{file_name(hardware(where))}.json"
     results = _earlier(path, otherwise={"hardware": hardware(where), "gpu": where.type == "cuda", "parts": {}})
     with out.progress("measuring", len(parts)) as step:
         for part in parts:
@@ -151,8 +152,8 @@ def _missing(results: Results) -> list[str]:
 
 def _fill(page: Path, results: Results, figure: Any) -> None:
     """Put the numbers of this kind of device into the page, and the plot beside its pictures."""
-    kind = "gpu" if results["gpu"] else "cpu"
-    picture = make_folder(page.parent / "images") / f"speed-{kind}.png"
+    place = _place(gpu=results["gpu"])
+    picture = make_folder(page.parent / "images") / f"{place}.png"
     save_figure(figure, picture)
     made = speed.tables(results["parts"], results["gpu"])
     made_by = [part["provenance"] for part in results["parts"].values()]
@@ -167,4 +168,9 @@ def _fill(page: Path, results: Results, figure: Any) -> None:
         speed.markdown(made[:-1]),
         *(f"- {sentence}" for sentence in _missing(results)),
     ]
-    insert(page, f"speed-{kind}", "\n\n".join(lines))
+    insert(page, place, "\n\n".join(lines))
+
+
+def _place(*, gpu: bool) -> str:
+    """The place of a page, and the picture, for one kind of device."""
+    return f"speed-{'gpu' if gpu else 'cpu'}"

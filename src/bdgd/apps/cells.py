@@ -45,7 +45,7 @@ def _made_otherwise(job: Reproduction, setting: str, method: str) -> str:
 
 def fill_cell(job: Reproduction, setting: str, method: str) -> None:
     """Add the seeds that a cell lacks, one at a time, so that an interrupted run goes on where it was."""
-    cell = [entry for entry in read_cell(job.folder, setting, method) if not job.effort.quick or entry.get("effort") == asdict(job.effort)]
+    cell = [entry for entry in read_cell(job.folder, setting, method) if entry.get("effort") == _effort(job)]
     sources = {seed: method if method in METHODS else job.trained(method, seed) for seed in range(job.seeds)}
     if not any(sources.values()):
         if not cell:
@@ -91,4 +91,9 @@ def _score(job: Reproduction, A: RayTransform, what: str, source: str, seed: int
     with job.out.progress(what, len(scans)) as step:
         scores = score(prepared, scans, lambda done, mean: step(done, f"{mean:.2f} dB"))
     entry = {**result_of(scores, prepared.recipe, preparing), "provenance": provenance(seed, A.device)}
-    return {"note": job.effort.note(), "effort": asdict(job.effort), **entry} if job.effort.quick else entry
+    return {"note": job.effort.note(), "effort": _effort(job), **entry} if job.effort.quick else entry
+
+
+def _effort(job: Reproduction) -> dict[str, Any] | None:
+    """What an entry says about its effort: nothing where that is the full one."""
+    return asdict(job.effort) if job.effort.quick else None

@@ -7,7 +7,6 @@ import shlex
 import shutil
 import sys
 import time
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -46,19 +45,14 @@ NEXT = [
 ]
 
 
-class YesNo(StrEnum):
-    yes = "yes"
-    no = "no"
-
-
 Folder = Annotated[Path, typer.Option("--output", "-o", help="The folder to write to.")]
-Open = Annotated[YesNo, typer.Option("--open", help="Show the report afterwards.")]
+Open = Annotated[bool, typer.Option("--open", help="Show the report afterwards.")]
 
 
 def demo(
     out: Output,
     output: Folder = Path("demo"),
-    open: Open = YesNo.no,
+    open: Open = False,
     draws: Annotated[int, typer.Option("--draws", min=2, help="Monte-Carlo draws.")] = 100,
     seed: Seed = 0,
     device: Device = "auto",
@@ -85,7 +79,7 @@ def demo(
     written = f"{output / 'report.html'}, {output / 'demo.png'} and {output / 'demo.json'}"
     out.say(f"wrote {written} in {time.perf_counter() - start:.1f} s on {hardware(where)}")
     out.table(("", ""), [*_activation(), *NEXT], "Try next")
-    if open == YesNo.yes and typer.launch(str(output / "report.html")):
+    if open and typer.launch(str(output / "report.html")):
         out.note(f"no program opened {output / 'report.html'}; open it by hand")
 
 

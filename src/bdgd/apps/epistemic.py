@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def make_epistemic(job: Reproduction, page: Path | None = None, images: int | No
 def _write(job: Reproduction, results: dict[str, dict[str, Any]]) -> str:
     """The table of these rows, as it was written."""
     text, choice = markdown(results, job.effort.note()), chosen(results)
-    write_results(job, "epistemic", {"chosen": choice.key if choice else None, "rows": results}, text)
+    write_results(job, "epistemic", results, {"chosen": choice.key if choice else None, "rows": results}, text)
     return text
 
 
@@ -69,7 +70,7 @@ def _measured(job: Reproduction, row: Row, models: dict[Training, DeepGradientDe
         A = RayTransform(presets[row.trainings[0]].geometry, job.device)
         scores = measure(posterior_function(used, row.draw, job.effort.draws), A, job.effort, round(seconds, 1))
     trained_by = [training_of(model.provenance) for model in members]  # perhaps by other code than that which measures them
-    result = {**identity, "scores": scores.to_dict(), "trained": trained_by, **origin(job)}
+    result = {**identity, "scores": asdict(scores), "trained": trained_by, **origin(job)}
     write_json(path, result)
     job.out.note(f"epistemic: {row.name}: {scores.psnr:.2f} dB, NLL {scores.nll:.3f}, text AUROC {scores.text_auroc:.3f}")
     return result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def make_honesty(job: Reproduction, page: Path | None = None, images: int | None
             models[case.training] = _trained(job, preset, data)
         cases[case.key] = before[case] or _measured(job, case, models[case.training], preset)
         text = markdown(cases, selection, job.effort.note())
-        write_results(job, "honesty", {"cases": cases, "selection": selection}, text)
+        write_results(job, "honesty", cases, {"cases": cases, "selection": selection}, text)
     job.publish("honesty", text, page)
 
 
@@ -76,7 +77,7 @@ def _measured(job: Reproduction, case: Case, model: DeepGradientDescent | None, 
         job.out.note(f"honesty: {case.name}: {scores.psnr:.2f} dB, epistemic std {scores.epistemic_std:.2g}, error {scores.error:.2g}")
     seconds = {"training": model.provenance["seconds"] if model else None, "measuring": round(time.perf_counter() - start, 1)}
     trained_by = training_of(model.provenance) if model else None  # perhaps by other code than that which measures it
-    result = {**identity, "scores": scores.to_dict() if scores else None, "trained": trained_by, "seconds": seconds, **origin(job)}
+    result = {**identity, "scores": asdict(scores) if scores else None, "trained": trained_by, "seconds": seconds, **origin(job)}
     write_json(path, result)
     return result
 

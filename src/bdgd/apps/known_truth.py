@@ -41,9 +41,11 @@ def evaluate_file(
     rows = [_row(name, scores) for name, scores in results.items()]
     count = f"mean of {len(scans)} scans" if len(scans) > 1 else "one scan"
     unit = f"; width in 1/{scans.unit}" if scans.unit else ""
-    out.table(columns, rows, f"{printable(path.name)}, seed {seed}: {count}{unit}", right=columns[1:])
+    title = f"{printable(path.name)}, seed {seed}: {count}{unit}; intervals are counted on the object's pixels"
+    out.table(columns, rows, title, right=columns[1:])
     if output is not None:
         described = {"scans": printable(path.name), "scans_sha256": digest(path), "notes": list(scans.notes), "unit": scans.unit}
+        described["intervals_on"] = "the object's pixels"
         found = {name: scores.to_dict() for name, scores in results.items()}
         write_json(output, {**described, "provenance": provenance(seed, device), "methods": found})
         out.say(f"wrote {output}")

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
 
 from bdgd.apps.console import Output
-from bdgd.apps.options import Device, Seed, choose_device, make_folder
+from bdgd.apps.options import Device, Seed, choose_device, make_folder, require_writable
 from bdgd.apps.provenance import provenance
 from bdgd.checks import InputError
 from bdgd.evaluation import FULL
@@ -32,9 +32,9 @@ from bdgd.evaluation.measured_methods import (
     measured_tv,
     require_same,
 )
-from bdgd.evaluation.measured_tables import is_complete, measured_markdown, read_entries, write_entries
+from bdgd.evaluation.measured_tables import is_complete, is_made_by, label, measured_markdown, read_entries, write_entries
 from bdgd.evaluation.mismatch import CORRECTION, mismatch, mismatch_table, read_mismatch
-from bdgd.evaluation.pages import insert
+from bdgd.evaluation.pages import has_place, insert, require_place
 from bdgd.evaluation.tooth import evaluate_tooth, read_tooth, read_tooth_scores, tooth_table
 from bdgd.models import Reconstructor, load, pretrained
 from bdgd.storage import write_json, write_text
@@ -59,6 +59,8 @@ Draws = Annotated[int, typer.Option("--draws", min=1, help="Monte-Carlo draws of
 
 #: Scans that go together on a CPU: more share the reading of the matrix, fewer are lost when it is interrupted.
 _ON_CPU = 4
+#: The methods that are no models.
+_PLAIN = ("disc", "fbp", "tv")
 
 
 def measured(
@@ -80,9 +82,11 @@ def measured(
     """Score methods on measured scans: few views and limited arcs, against segmentation, left-out views and the filled disc.
 
     Scores that are there already are kept, so an interrupted run goes on where it was; delete a method's file to make them again.
+    Those of another model of the same name, other draws or another seed are replaced.
     Example: bdgd measured htc2022 fbp --no-reference
     """
     where, conditions = choose_device(device), [_condition(name) for name in condition or CONDITIONS]
+    _require_page(page, [asked.name for asked in conditions] + (["tooth"] if tooth is not None else []))
     everything = find_scans(folder)
     references = References(make_folder(output) / "references", where) if reference else None
     job = _Job(output, _chosen(everything, scan), references, draws, seed, where)
@@ -106,9 +110,17 @@ def measured(
         _draw(out, output, everything, job.method)
 
 
-def _show(out: Output, page: Path | None, marker: str, table: str) -> None:
-    """A table on the terminal, and in its place of the page."""
+def _require_page(page: Path | None, markers: Sequence[str]) -> None:
+    """Raise, before any work is done, where the page cannot be written or lacks a place for what is asked for."""
     if page is not None:
+        for marker in markers:
+            require_place(page, marker)
+        require_writable(page)
+
+
+def _show(out: Output, page: Path | None, marker: str, table: str) -> None:
+    """A table on the terminal, and in its place of the page, if it has one."""
+    if page is not None and has_place(page, marker):
         insert(page, marker, table)
     out.say(table + "\n")
 
@@ -175,10 +187,21 @@ class _Job:
             self.models[name] = load(name, device=self.device)
         return self.models[name]
 
+    def made_by(self, name: str) -> dict[str, Any] | None:
+        """What the scores of a model depend on besides the scan; None for a method that is no model."""
+        plain = name.removesuffix(LINEAR)
+        if plain in _PLAIN:
+            return None
+        model = self.model(plain)
+        draws = self.draws if model.random else 1
+        calibration = model.calibrated_for(draws).calibration
+        fingerprint = None if calibration is None else calibration.fingerprint()
+        return {"weights": model.fingerprint(), "calibration": fingerprint, "draws": draws, "seed": self.seed}
+
     def evaluated_as(self, name: str) -> str:
         """The name, with +linear for a model that carries a correction: its values are those of corrected scans and of no others."""
         plain = name.removesuffix(LINEAR)
-        if plain in ("disc", "fbp", "tv") or (correction := self.model(plain).correction) is None:
+        if plain in _PLAIN or (correction := self.model(plain).correction) is None:
             return name
         require_same(correction, CORRECTION)
         return f"{plain}{LINEAR}"
@@ -186,7 +209,11 @@ class _Job:
 
 def _fill(out: Output, job: _Job, condition: ViewCondition, name: str) -> None:
     """Add the scans that are not there yet: all at once on a GPU, which takes as long as one; a few at a time on a CPU."""
-    method, there = job.method(name), read_entries(job.folder, condition.name, name)
+    method, made_by, before = job.method(name), job.made_by(name), read_entries(job.folder, condition.name, name)
+    shipped = name.removesuffix(LINEAR).removesuffix(REST) in pretrained()
+    there = {scan: entry for scan, entry in before.items() if is_made_by(entry, made_by, shipped=shipped)}
+    if len(there) < len(before):
+        out.note(f"{condition.name}: {label(name)}.json is of another model of that name, other draws or another seed; it is made again")
     needed = job.references is not None and method is not None
     missing = [scan for scan in job.paths if not is_complete(there.get(scan), needed)]
     together = _ON_CPU if job.device.type == "cpu" else len(job.paths)
@@ -195,8 +222,9 @@ def _fill(out: Output, job: _Job, condition: ViewCondition, name: str) -> None:
             scans = [job.scan(scan, name.endswith(LINEAR)) for scan in missing[first : first + together]]
             results = _results(name, method, scans, condition, job.references)
             origin = provenance(job.seed, job.device)
-            entries = {scan: {"results": found, "provenance": origin} for scan, found in results.items()}
-            write_entries(job.folder, condition.name, name, entries)
+            own = {"provenance": origin} if made_by is None else {"made_by": made_by, "provenance": origin}
+            there |= {scan: {"results": found, **own} for scan, found in results.items()}
+            write_entries(job.folder, condition.name, name, there)
             last = scans[-1].name
             step(len(scans), f"{last}: {max((score['mcc_inside'] or 0.0) for score in results[last].values()):.3f}")
 
@@ -206,7 +234,7 @@ def _results(
 ) -> dict[str, dict[str, dict[str, float | None]]]:
     """{scan: {setting: {score: value}}}."""
     if method is None:
-        return {scan.name: {"disc": disc_scores(scan).to_dict()} for scan in scans}
+        return {scan.name: {"disc": asdict(disc_scores(scan))} for scan in scans}
     return evaluate_scans(name, method, scans, condition, references)
 
 
@@ -220,7 +248,7 @@ def _describe_mismatch(out: Output, folder: Path, paths: dict[str, Path], device
     if [entry.name for entry in found] != list(training):
         with out.waiting("measuring air, noise, axis and beam hardening on the training scans"):
             found = [mismatch(read_measured(name, path), device) for name, path in training.items()]
-        write_json(kept, [entry.to_dict() for entry in found])
+        write_json(kept, [asdict(entry) for entry in found])
     text = mismatch_table(found)
     write_text(folder / "mismatch.md", text + "\n")
     _show(out, page, "mismatch", text)
@@ -231,7 +259,7 @@ def _tooth(out: Output, job: _Job, path: Path, model: str | None) -> None:
     scans, network = read_tooth(path), None if model is None else load(model, device=job.device)
     with out.waiting("reconstructing the tooth"):
         scores, images = evaluate_tooth(scans, job.device, network, job.draws, job.seed)
-    write_json(job.folder / "tooth.json", {"scores": [s.to_dict() for s in scores], "provenance": provenance(job.seed, job.device)})
+    write_json(job.folder / "tooth.json", {"scores": [asdict(s) for s in scores], "provenance": provenance(job.seed, job.device)})
     scale = Scale("attenuation per detector width", 0.0, float(images["reference"].quantile(0.998)))
     save_figure(panels([[Panel(image[-1, 0], name, scale) for name, image in images.items()]]), job.folder / "tooth.png")
     out.say(f"wrote {job.folder / 'tooth.png'}")

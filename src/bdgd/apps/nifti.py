@@ -14,18 +14,21 @@ from pathlib import Path
 from torch import Tensor
 
 from bdgd.checks import InputError
+from bdgd.data.units import millimetres
 
 _LAYOUT = "<i10s18sihcB 8h 3f 4h 8f 3fhBB 4f 2i 80s24s 2h 6f 12f 16s4s"
 _FLOAT32, _SCANNER_COORDINATES, _DATA_START, _MOST = 16, 1, 352.0, 32767
-#: code of a length unit in the header, and how many of it one of ours is; any other unit is written as it is, under code 0
-_LENGTHS = {"m": (1, 1.0), "cm": (2, 10.0), "mm": (2, 1.0), "um": (3, 1.0), "µm": (3, 1.0), "micron": (3, 1.0), "nm": (3, 1e-3)}
+_NO_UNIT, _MILLIMETRES = 0, 2
 
 
 def nifti_header(shape: tuple[int, int, int], spacing: tuple[float, float, float], unit: str | None, description: str = "") -> bytes:
-    """The 348 bytes before a float32 volume of shape (H, W, slices) with the spacing of its pixels and slices in `unit`."""
+    """The 348 bytes before a float32 volume of shape (H, W, slices) with the spacing of its pixels and slices in `unit`.
+
+    Lengths are written in mm, where their unit is known.
+    """
     if max(shape) > _MOST:
         raise InputError(f"NIfTI holds at most {_MOST} pixels or slices along a side, got {shape}; leave out --nifti")
-    code, factor = _LENGTHS.get(unit or "", (0, 1.0))
+    code, factor = (_MILLIMETRES, millimetres(unit)) if unit else (_NO_UNIT, 1.0)
     dx, dy, dz = (factor * size for size in spacing)
     x0, y0 = -(shape[0] - 1) / 2 * dx, -(shape[1] - 1) / 2 * dy
     values: list[float | bytes] = [348, b"", b"", 0, 0, b"r", 0]

@@ -46,8 +46,8 @@ class Grid:
     def of(cls, scans: Scans, slices: int) -> Grid:
         """The stack behind a file of that many slices, of which `scans` are some."""
         assert scans.geometry is not None
-        unit, spacing = getattr(scans, "unit", None), getattr(scans, "slice_spacing", None)
-        return cls(slices, scans.geometry.image_size, scans.geometry.pixel_size, spacing, " ".join(str(unit).split()) if unit else None)
+        unit = " ".join(scans.unit.split()) if scans.unit else None
+        return cls(slices, scans.geometry.image_size, scans.geometry.pixel_size, scans.slice_spacing, unit)
 
     @property
     def value_unit(self) -> str:

@@ -97,13 +97,6 @@ def printable(name: str) -> str:
 
 
 def digest(path: Path) -> str:
-    """SHA-256 of a file, or of all names and files in a folder."""
-    total = hashlib.sha256()
-    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
-        if path.is_dir():
-            total.update(file.relative_to(path).as_posix().encode("utf-8", "surrogateescape") + b"\0")
-        if file.is_file():
-            with file.open("rb") as stream:
-                while block := stream.read(1 << 20):
-                    total.update(block)
-    return total.hexdigest()
+    """SHA-256 of a file."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

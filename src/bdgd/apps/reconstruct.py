@@ -238,7 +238,7 @@ def picture(posterior: Posterior, level: float = 0.95, truth: Tensor | None = No
 def _row(name: str, subject: Subject) -> list[str]:
     posterior = subject.posterior
     figures = [f"{float(posterior.mean.max()):.4g}", f"{float(posterior.std.mean()):.3g}", f"{float(posterior.std.max()):.3g}"]
-    quality = "" if subject.truth is None else f"{against_truth(subject, posterior.mean, subject.truth.cpu()):.2f}"
+    quality = "" if subject.truth is None else f"{against_truth(posterior.mean, subject.truth.cpu()):.2f}"
     return [name, str(subject.slice), *figures, f"{subject.residual.ratio:.2f}", subject.alarm.light[0] if subject.alarm else "", quality]
 
 

@@ -17,6 +17,7 @@ import bdgd
 from bdgd.apps.pictures import escaped, percent, short
 from bdgd.apps.report_figures import image_figures, profile_drawings, profile_legend, stack_section
 from bdgd.apps.subject import Subject
+from bdgd.evaluation.known_truth import on_object, range_of
 from bdgd.inference import Alarm
 from bdgd.inference.residual import Residual
 from bdgd.inference.witnesses import IN_WORDS
@@ -112,19 +113,17 @@ def _ratio(residual: Residual) -> str:
     return f"{residual.ratio:.2f}" + (", noise estimated" if residual.estimated else "")
 
 
-def against_truth(subject: Subject, image: Tensor, truth: Tensor) -> float:
-    """PSNR in dB. Images without a unit have values up to 1, and a data range of 1 by convention; others that of the truth."""
-    data_range = float(truth.max() - truth.min()) or 1.0 if subject.grid.unit else 1.0
-    return float(psnr(image.cpu(), truth, data_range))
+def against_truth(image: Tensor, truth: Tensor) -> float:
+    """PSNR in dB with the data range of the truth."""
+    return float(psnr(image.cpu(), truth, range_of(truth)))
 
 
 def _against_truth(subject: Subject, truth: Tensor) -> list[tuple[str, str]]:
-    mean, start = (against_truth(subject, image, truth) for image in (subject.posterior.mean, subject.fbp))
-    lower, upper = (bound.cpu() for bound in subject.posterior.interval(subject.level))
-    inside = float(((lower <= truth) & (truth <= upper)).float().mean())
+    mean, start = (against_truth(image, truth) for image in (subject.posterior.mean, subject.fbp))
+    inside, _ = on_object(subject.posterior, truth, subject.level)
     return [
         ("PSNR, mean (FBP)", f"{mean:.2f} ({start:.2f}) dB"),
-        (f"Truth in the {percent(subject.level)} interval", f"{inside:.1%} of the pixels"),
+        (f"Truth in the {percent(subject.level)} interval", f"{inside:.1%} of the object's pixels"),
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
 
 from bdgd.apps.options import make_folder
@@ -112,6 +113,12 @@ def result_folders(output: Path, scans: Sequence[Path]) -> list[Path]:
         return [make_folder(output)]
     names: list[str] = []
     for scan in scans:
-        copies = [name for name in names if name == scan.stem or name.rpartition("-")[0] == scan.stem]
-        names.append(f"{scan.stem}-{len(copies) + 1}" if copies else scan.stem)
+        names.append(_unused(scan.stem, names))
     return [make_folder(output / name) for name in names]
+
+
+def _unused(name: str, used: Sequence[str]) -> str:
+    """The name, or NAME-2, NAME-3, ...: the first that is not used, also where capitals are not told apart."""
+    taken = {other.casefold() for other in used}
+    numbered = (f"{name}-{n}" for n in count(2))
+    return next(free for free in chain([name], numbered) if free.casefold() not in taken)

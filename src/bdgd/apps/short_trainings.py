@@ -106,7 +106,11 @@ def origin(job: Reproduction) -> dict[str, Any]:
     return {"setting": SETTING, "note": job.effort.note(), "provenance": provenance(0, job.device)}
 
 
-def write_results(job: Reproduction, name: str, values: Mapping[str, Any], text: str) -> None:
-    """NAME.json with these values and where they come from, and NAME.md with their table."""
-    write_json(job.folder / f"{name}.json", {**values, **origin(job)})
+def write_results(job: Reproduction, name: str, rows: Mapping[str, Mapping[str, Any]], values: Mapping[str, Any], text: str) -> None:
+    """NAME.json with these values, and NAME.md with their table.
+
+    The file says where the last of its rows was measured: to write it again is to measure nothing.
+    """
+    last = max((row["provenance"] for row in rows.values()), key=lambda made: str(made["date"]))
+    write_json(job.folder / f"{name}.json", {**values, **origin(job), "provenance": last})
     write_text(job.folder / f"{name}.md", text + "\n")

@@ -7,14 +7,15 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
+from torch import Tensor
 
 from bdgd.apps.console import Output, Step
 from bdgd.apps.options import Device, Seed, choose_device, require_writable
+from bdgd.apps.presets import Preset, parse_preset
 from bdgd.apps.provenance import measured_on, provenance
 from bdgd.checks import InputError
-from bdgd.data import GaussianNoise, Noise, ellipse_images, noise_from_dict
+from bdgd.data import GaussianNoise, Noise, ellipse_images, noise_from_dict, phantom_images
 from bdgd.data.slices import Slices, read_slices
 from bdgd.evaluation import save_figure
 from bdgd.evaluation.conditions import KINDS, Condition, geometry_of, standard_conditions
@@ -30,11 +31,11 @@ _CURVES = [kind for kind in KINDS if kind != "anatomy"]
 def stress(
     out: Output,
     model: Annotated[str, typer.Argument(help="A shipped model by name, or a .safetensors file; a calibrated one has an alarm.")],
-    images: Annotated[int, typer.Option("--images", min=1, help="Ellipse images, the first of the test set.")] = 100,
+    images: Annotated[int, typer.Option("--images", min=1, help="Test images, of the kind that it was trained on.")] = 100,
     draws: Annotated[
         int | None, typer.Option("--draws", min=1, help="Monte-Carlo draws: the calibration's unless given, else 100.")
     ] = None,
-    noise: Annotated[float | None, typer.Option("--noise", help="Ordinary noise: the calibration's unless given, else 0.01.")] = None,
+    noise: Annotated[float | None, typer.Option("--noise", help="Ordinary noise: that of calibration or training unless given.")] = None,
     level: Annotated[float, typer.Option("--level", help="Of the intervals.")] = 0.9,
     only: Annotated[list[str] | None, typer.Option("--only", help=f"Only this curve ({', '.join(_CURVES)}); may be repeated.")] = None,
     slices: Annotated[
@@ -49,6 +50,7 @@ def stress(
 ) -> None:
     """Score a model as scans get worse: more noise, other views, lost views, a shifted axis, real anatomy.
 
+    Ordinary scans are as those that the model was trained on, with the errors of their scanner and the correction that it carries.
     Error bars should widen, or the alarm should ring. Example: bdgd stress calibrated.safetensors -o stress.json --figure stress.png
     """
     where = choose_device(device)
@@ -57,19 +59,19 @@ def stress(
     if page is not None:
         require_place(page, "stress")
     network = load(model, device=where)
-    side = _side(network)
-    ordinary, conditions = _chosen(network, noise, only)
-    anatomy = None if slices is None else read_slices(slices, side)
-    phantoms = network.value_scale * ellipse_images("test", images, side, seed, device=where)
+    preset = _preset_of(network)
+    ordinary, conditions = _chosen(network, preset, noise, only)
+    anatomy = None if slices is None else read_slices(slices, _side(network))
+    phantoms = network.value_scale * _phantoms(network, preset, images, seed)
     patients = None if anatomy is None else network.value_scale * anatomy.images.to(where)
     if not network.has_alarm:
         out.note("this model is not calibrated: its intervals promise nothing and it has no alarm; see bdgd calibrate")
     total = images * (1 + len(conditions)) + (0 if patients is None else len(patients))
     with out.progress("scans", total) as step:
         tell = partial(_tell, step)
-        found = degradation_curves(
-            network, phantoms, slices=patients, conditions=conditions, noise=ordinary, draws=draws, level=level, seed=seed, report=tell
-        )
+        scanner = None if preset is None else preset.mismatch
+        options: dict[str, Any] = {"conditions": conditions, "noise": ordinary, "mismatch": scanner, "draws": draws, "level": level}
+        found = degradation_curves(network, phantoms, slices=patients, **options, seed=seed, report=tell)
     name, origin = Path(model).name, provenance(seed, where)
     out.table(COLUMNS, degradation_rows(found), f"{name}: intervals of {100 * level:g} %, {found.draws} draws", right=COLUMNS[2:-1])
     _write(out, found, name, anatomy, origin, output, table, figure)
@@ -82,19 +84,36 @@ def _tell(step: Step, condition: Condition, done: int) -> None:
     step(done, f"{condition.kind} {condition.value:g}".removesuffix(" 0"))
 
 
+def _preset_of(network: Reconstructor) -> Preset | None:
+    """What the model was trained by, where it says so and it is for the model's geometry."""
+    text = network.provenance.get("preset_text")
+    preset = None if text is None else parse_preset(str(text), str(network.provenance.get("preset", "its preset")))
+    return preset if preset is not None and preset.geometry == network.geometry else None
+
+
+def _phantoms(network: Reconstructor, preset: Preset | None, count: int, seed: int) -> Tensor:
+    """(count, 1, H, W) in about [0, 1]: test images of the kind that the model was trained on; ellipses where it does not say."""
+    if preset is None:
+        return ellipse_images("test", count, _side(network), seed, device=network.device)
+    return phantom_images(preset.phantoms, "test", count, preset.geometry, seed, network.device, spread=preset.value_spread)
+
+
 def _side(network: Reconstructor) -> int:
     height, width = geometry_of(network).image_size
     if height != width:
-        raise InputError(f"ellipses are drawn for square images, and this model's are {height} x {width}; choose another model")
+        raise InputError(f"ellipses and slices are square, and this model's images are {height} x {width}; choose another model")
     return height
 
 
-def _chosen(network: Reconstructor, relative: float | None, only: Sequence[str] | None) -> tuple[Noise, list[Condition]]:
+def _chosen(
+    network: Reconstructor, preset: Preset | None, relative: float | None, only: Sequence[str] | None
+) -> tuple[Noise, list[Condition]]:
     """What noise is ordinary, and the conditions of the wanted curves."""
     if unknown := [kind for kind in only or () if kind not in _CURVES]:
         raise InputError(f"--only {unknown[0]} is no curve; known are {', '.join(_CURVES)}")
     known = network.calibration.noise if network.calibration is not None else None
-    noise = GaussianNoise(relative) if relative is not None else noise_from_dict(known) if known is not None else GaussianNoise(0.01)
+    trained = GaussianNoise(0.01) if preset is None else preset.noise
+    noise = GaussianNoise(relative) if relative is not None else noise_from_dict(known) if known is not None else trained
     return noise, [condition for condition in standard_conditions(network, noise) if not only or condition.kind in only]
 
 
@@ -120,6 +139,6 @@ def _write(
         out.say(f"wrote {path}")
 
 
-def _range(values: torch.Tensor) -> list[float]:
+def _range(values: Tensor) -> list[float]:
     """The least and the largest."""
     return [float(values.min()), float(values.max())]

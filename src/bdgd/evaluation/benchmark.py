@@ -55,6 +55,10 @@ FULL = Effort()
 QUICK = Effort(ellipses=6, draws=5, claim_images=2, quick=True)
 
 
+#: Tells of progress: images done since it was called last, and the figure that they have reached together so far.
+Told = Callable[[int, float], None]
+
+
 @dataclass(frozen=True)
 class Method:
     """A reconstruction ready to be scored: sinograms (B, 1, V, D) -> images (B, 1, H, W), and what was chosen for it on which data.
@@ -126,7 +130,7 @@ def head_validation_scans(A: RayTransform, images: int, seed: int = 0) -> Scans:
     return noisy_scans(A, head_images("validation", images, A.domain_shape[1], seed), "validation head noise", seed)
 
 
-def score(method: Method, scans: Scans, report: Callable[[int, float], None] | None = None) -> Scores:
+def score(method: Method, scans: Scans, report: Told | None = None) -> Scores:
     """PSNR and SSIM of every scan of `table_scans`, whose last is Shepp-Logan; only the reconstruction is timed.
 
     `report(images, mean PSNR so far)` is called now and then.

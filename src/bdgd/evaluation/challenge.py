@@ -63,10 +63,6 @@ class MeasuredScan:
     scans: Scans
     segmentation: Tensor
 
-    @property
-    def group(self) -> str:
-        return group_of(self.name)
-
     @cached_property
     def inside(self) -> Tensor:
         """(512, 512) true inside the disc, where only holes tell one image from another."""

@@ -1,4 +1,5 @@
-"""Scans that a model was not made for, each with one thing wrong and the rest as it should be.
+"""Scans that a model was not made for, each with one thing wrong and the rest as it should be: ordinary errors of the scanner and the
+correction that the model carries included.
 
 noise     relative Gaussian noise of another size
 views     a scan of n views over the arc of the model's V: each of the model's views is given the one at the nearest angle, as if it
@@ -11,7 +12,7 @@ anatomy   everything right but the object: slices of patients instead of what th
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -55,9 +56,6 @@ class Condition:
         if self.kind == "views" and self.value < 2:
             raise InputError(f"a scan needs at least 2 views, got {self.value:g}")
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def standard_conditions(model: Reconstructor, noise: Noise) -> list[Condition]:
     """The curves of the project: noise 0.5 to 5 %, views off by up to 3, up to 3 views lost, the axis off by up to 2 detectors.
@@ -86,20 +84,32 @@ def ordinary_value(kind: str, views: int, noise: dict[str, Any]) -> float | None
     return {"views": float(views), "missing": 0.0, "axis": 0.0}.get(kind)
 
 
-def scans_under(condition: Condition, model: Reconstructor, images: Tensor, noise: Noise, seed: int = 0) -> Scans:
-    """Scans of the images (B, 1, H, W) with that one thing wrong. The noise has the same seed under every condition."""
-    generator, A = named_generator("conditions noise", seed), model.A
-    if condition.kind == "noise":
-        return simulate(A, images, GaussianNoise(condition.value / 100), generator=generator)
-    if condition.kind == "axis":
-        return simulate(A, images, noise, generator=generator, mismatch=Mismatch(axis_shift=(condition.value, condition.value)))
-    if condition.kind == "views":
-        return _of_other_views(model, images, noise, int(condition.value), generator)
-    scans = simulate(A, images, noise, generator=generator)
-    if condition.kind == "missing":
-        lost = _lost(scans.sinograms, int(condition.value), named_generator("conditions lost", seed))
+def scans_under(
+    condition: Condition, model: Reconstructor, images: Tensor, noise: Noise, seed: int = 0, mismatch: Mismatch | None = None
+) -> Scans:
+    """Scans of the images (B, 1, H, W) with that one thing wrong, corrected as the model needs them.
+
+    mismatch: the scanner's ordinary errors. Those and the noise have the same seed under every condition.
+    """
+    generator, kind, value = named_generator("conditions noise", seed), condition.kind, condition.value
+    noise = GaussianNoise(value / 100) if kind == "noise" else noise
+    mismatch = _shifted(mismatch, value) if kind == "axis" else mismatch
+    geometry, A = (None, model.A) if kind != "views" else _other_views(model, int(value))
+    scans = simulate(A, images, noise, generator=generator, mismatch=mismatch)
+    if geometry is not None:
+        scans = _with_nearest_views(scans, geometry)
+    scans = scans.corrected(model.correction)
+    if kind == "missing":
+        lost = _lost(scans.sinograms, int(value), named_generator("conditions lost", seed))
         return replace(scans, sinograms=scans.sinograms.masked_fill(lost, 0.0))
     return scans
+
+
+def _shifted(mismatch: Mismatch | None, detectors: float) -> Mismatch:
+    """The mismatch with its axis so much further off."""
+    usual = mismatch or Mismatch()
+    low, high = usual.axis_shift
+    return replace(usual, axis_shift=(low + detectors, high + detectors))
 
 
 def geometry_of(model: Reconstructor) -> Geometry:
@@ -110,12 +120,16 @@ def geometry_of(model: Reconstructor) -> Geometry:
     return model.A.geometry
 
 
-def _of_other_views(model: Reconstructor, images: Tensor, noise: Noise, views: int, generator: torch.Generator) -> Scans:
-    """A scan of so many views over the same arc, of which each of the model's V views gets the nearest."""
+def _other_views(model: Reconstructor, views: int) -> tuple[Geometry, RayTransform]:
+    """The model's geometry, and the transform of a scan of so many views over the same arc."""
     geometry, A = geometry_of(model), ray_transform(model)
-    other = replace(geometry, angles=spread_views(geometry, views))
-    scans = simulate(RayTransform(other, A.device, A.dtype), images, noise, generator=generator)
-    apart = np.abs(np.asarray(other.angles)[None] - np.asarray(geometry.angles)[:, None])  # (V, n)
+    return geometry, RayTransform(replace(geometry, angles=spread_views(geometry, views)), A.device, A.dtype)
+
+
+def _with_nearest_views(scans: Scans, geometry: Geometry) -> Scans:
+    """What the geometry makes of scans of other views: each of its V views gets the nearest."""
+    assert scans.geometry is not None
+    apart = np.abs(np.asarray(scans.geometry.angles)[None] - np.asarray(geometry.angles)[:, None])  # (V, n)
     return replace(scans, sinograms=scans.sinograms[:, :, apart.argmin(1).tolist()], geometry=geometry)
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bdgd.checks import InputError
-from bdgd.data import GaussianNoise, Noise, Scans, named_generator, noise_from_dict
+from bdgd.data import GaussianNoise, Mismatch, Noise, Scans, named_generator, noise_from_dict
 from bdgd.evaluation.conditions import KINDS, ORDINARY, Condition, geometry_of, ordinary_value, scans_under, standard_conditions
 from bdgd.evaluation.uncertainty import UncertaintyScores, score_uncertainty
 from bdgd.inference import Posterior, alarm, reconstruct
@@ -50,9 +50,6 @@ class Point:
     red: float | None = None
     amber: float | None = None
     reasons: Mapping[str, int] | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -95,7 +92,7 @@ class Degradation:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for a JSON file, each point with its verdict."""
         described = {name: getattr(self, name) for name in ("level", "draws", "views", "noise", "false_alarms")}
-        return {**described, "points": [{**point.to_dict(), "verdict": self.verdict(point)} for point in self.points]}
+        return {**described, "points": [{**asdict(point), "verdict": self.verdict(point)} for point in self.points]}
 
 
 def degradation_curves(
@@ -105,6 +102,7 @@ def degradation_curves(
     slices: Tensor | None = None,
     conditions: Sequence[Condition] | None = None,
     noise: Noise | None = None,
+    mismatch: Mismatch | None = None,
     draws: int | None = None,
     level: float = LEVEL,
     seed: int = 0,
@@ -114,8 +112,9 @@ def degradation_curves(
     """Score the model on scans of the images (B, 1, H, W) under ordinary conditions, then under each of `conditions`.
 
     slices: images of another kind (C, 1, H, W), scanned under ordinary conditions: the condition "anatomy". conditions: those of
-    `standard_conditions` unless given. noise, draws: unless given those of the calibration, else 1 % and 100 draws. batch: images at
-    a time; the result does not depend on it. `report(condition, images done)` is called after every batch.
+    `standard_conditions` unless given. noise, draws: unless given those of the calibration, else 1 % and 100 draws. mismatch: the
+    scanner's ordinary errors. batch: images at a time; the result does not depend on it. `report(condition, images done)` is called
+    after every batch.
     """
     usual, draws = _as_calibrated(model, noise, draws)
     chosen = standard_conditions(model, usual) if conditions is None else list(conditions)
@@ -126,7 +125,7 @@ def degradation_curves(
         sets.append((Condition("anatomy"), slices))
     points = []
     for condition, x in sets:
-        scans = scans_under(condition, model, x.to(getattr(model.A, "device", x.device)), usual, seed)
+        scans = scans_under(condition, model, x.to(getattr(model.A, "device", x.device)), usual, seed, mismatch)
         points.append(_point(model, condition, scans, draws, level, seed, batch, report))
     watched = None if model.calibration is None else model.calibration.alarm
     rate = None if watched is None else watched.false_alarms

@@ -7,7 +7,7 @@ are measured by the functions that everything else is scored with.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -112,15 +112,12 @@ class EpistemicScores:
     training_seconds: float
     sampling_seconds: float
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
-
-def posterior_function(models: Sequence[Reconstructor], draw: str, draws: int, seed: int = 0, precision: str = "auto") -> PosteriorFunction:
+def posterior_function(models: Sequence[Reconstructor], draw: str, draws: int, precision: str = "auto") -> PosteriorFunction:
     """From sinograms to the posterior of one model, or of several as an ensemble; the same draws for every batch."""
 
     def posterior(y: Tensor) -> Posterior:
-        generator = named_generator("draws", seed)
+        generator = named_generator("draws", 0)
         if len(models) == 1:
             return reconstruct_and_keep(models[0], y, draws, generator=generator, draw=draw, precision=precision)
         return reconstruct_ensemble(models, y, max(draws, len(models)), generator=generator, draw=draw, precision=precision)
@@ -128,9 +125,9 @@ def posterior_function(models: Sequence[Reconstructor], draw: str, draws: int, s
     return posterior
 
 
-def measure(posterior_of: PosteriorFunction, A: RayTransform, effort: Effort, training_seconds: float, seed: int = 0) -> EpistemicScores:
+def measure(posterior_of: PosteriorFunction, A: RayTransform, effort: Effort, training_seconds: float) -> EpistemicScores:
     """All columns of a row, on the ellipses and the Shepp-Logan image of the tables and on ellipses with a text."""
-    scans = table_scans(A, effort.ellipses + 1, seed)
+    scans = table_scans(A, effort.ellipses + 1)
     method = remembering(Method(lambda y: posterior_of(y).mean, posterior=posterior_of))
     assert method.posterior is not None
     quality = score(method, scans).summary()
@@ -146,7 +143,7 @@ def measure(posterior_of: PosteriorFunction, A: RayTransform, effort: Effort, tr
         coverage={f"{interval.level:g}": interval.coverage for interval in inside.intervals},
         ause=whole.ause,
         epistemic_part=whole.epistemic_part,
-        text_auroc=text_auroc(posterior_of, A, effort.claim_images, seed),
+        text_auroc=text_auroc(posterior_of, A, effort.claim_images),
         variance_growth=variance_growth,
         error_growth=error_growth,
         draws=draws,
@@ -155,10 +152,10 @@ def measure(posterior_of: PosteriorFunction, A: RayTransform, effort: Effort, tr
     )
 
 
-def text_auroc(posterior_of: PosteriorFunction, A: RayTransform, images: int, seed: int = 0) -> float:
+def text_auroc(posterior_of: PosteriorFunction, A: RayTransform, images: int) -> float:
     """Mean over images of the AUROC of the epistemic variance as a detector of the text's pixels; 1/2 is chance."""
     x, mask = text_pictures(images, A.domain_shape[1])
-    _, epistemic = _in_batches(posterior_of, noisy_scans(A, x, "figure noise", seed).sinograms)
+    _, epistemic = _in_batches(posterior_of, noisy_scans(A, x, "figure noise").sinograms)
     return float(auroc(epistemic, mask.to(epistemic.device)).mean())
 
 

@@ -92,14 +92,14 @@ def panels(rows: Sequence[Sequence[Panel | None]], row_names: Sequence[str] = ()
     return figure
 
 
-def save_figure(figure: Figure, path: str | Path, *, dpi: int = _DPI) -> None:
+def save_figure(figure: Figure, path: str | Path) -> None:
     """Write the figure in the format of the file's ending, replacing a file that is there."""
     path = Path(path)
     known = figure.canvas.get_supported_filetypes()
     if (ending := path.suffix[1:].lower()) not in known:
         raise InputError(f"cannot write a figure to {path}: the name must end in one of {', '.join('.' + name for name in known)}")
     with replacing(path) as temporary:
-        figure.savefig(temporary, format=ending, dpi=dpi)
+        figure.savefig(temporary, format=ending, dpi=_DPI)
 
 
 def save_small(figure: Figure, path: str | Path, most: int = 300_000) -> None:

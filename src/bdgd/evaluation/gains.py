@@ -5,13 +5,13 @@ The images are those of the set "test", the first of which are the tables'; a me
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from statistics import fmean, median
 from typing import Any
 
 from bdgd.data import ellipse_images
-from bdgd.evaluation.benchmark import Effort, images_at_once, noisy_scans, true_images
+from bdgd.evaluation.benchmark import Effort, Told, images_at_once, noisy_scans, true_images
 from bdgd.evaluation.methods import find_method
 from bdgd.evaluation.pages import markdown_table
 from bdgd.metrics import psnr
@@ -23,7 +23,7 @@ DRAWS = 10
 _COLUMNS = ("model", "draws", "images", "below FBP", "least gain (dB)", "mean gain (dB)", "lowest PSNR (dB)", "median PSNR (dB)")
 
 
-def measure_gains(model: str, A: RayTransform, images: int, effort: Effort, report: Callable[[int, float], None]) -> dict[str, Any]:
+def measure_gains(model: str, A: RayTransform, images: int, effort: Effort, report: Told) -> dict[str, Any]:
     """PSNR of the model and of FBP for the first so many test images, in their order. `report(images, least gain so far)`."""
     learned, fbp = (find_method(name)(A, 0, replace(effort, draws=min(DRAWS, effort.draws))) for name in (model, "fbp"))
     scans = noisy_scans(A, ellipse_images("test", images, A.domain_shape[1]), "test noise")

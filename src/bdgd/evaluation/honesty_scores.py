@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch.nn.functional as F
@@ -36,13 +36,10 @@ class HonestyScores:
     patch_std: float | None
     draws: int
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
-
-def measure_case(posterior_of: PosteriorFunction, A: RayTransform, effort: Effort, seed: int = 0) -> HonestyScores:
+def measure_case(posterior_of: PosteriorFunction, A: RayTransform, effort: Effort) -> HonestyScores:
     """All columns of a case, on the ellipses and the Shepp-Logan image of the tables."""
-    scans = table_scans(A, effort.ellipses + 1, seed)
+    scans = table_scans(A, effort.ellipses + 1)
     ellipses, head = scans[:-1], scans[-1:]
     sums, quality, draws = _Sums(), list[float](), 1
     for posterior, truth in _posteriors(posterior_of, ellipses):

@@ -124,9 +124,10 @@ def _trained(made: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _yardstick(seeds: Mapping[str, Any]) -> str:
     apart = [2**0.5 * seeds[name] for name in ("psnr_std", "shepp_logan_std")]
+    but_for = "seed and later fixes to the code" if seeds["commits"] > 1 else "seed"
     return (
         f"**The yardstick.** The {seeds['trainings']} trainings of DGD in the table of sparse view, of full length and alike but for their "
-        f"seed, have PSNRs with a standard deviation of {seeds['psnr_std']:.2f} dB on {seeds['images']} ellipse images and "
+        f"{but_for}, have PSNRs with a standard deviation of {seeds['psnr_std']:.2f} dB on {seeds['images']} ellipse images and "
         f"{seeds['shepp_logan_std']:.2f} dB on Shepp-Logan, so two trainings differ by about {apart[0]:.2f} and {apart[1]:.2f} dB (√2 "
         "times that) by luck alone. The rows about draws compare the same model and have no such luck in "
         "them."

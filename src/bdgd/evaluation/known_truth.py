@@ -1,8 +1,8 @@
 """Methods scored on scans of one's own whose truth is known: a rehearsal with the geometry, values and noise of a scanner.
 
 The scans are brought to the geometry of the models and corrected as these need it, and every method gets the same ones. TV takes for
-each scan the weight of best mean PSNR on the *other* scans. The data range of PSNR and SSIM is that of the truth where the scans have a
-unit, and 1 otherwise, as in a report.
+each scan the weight of best mean PSNR on the *other* scans. The data range of PSNR and SSIM is that of the truth, and what an interval
+covers is counted on the object, as in a report: background is easy.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from torch import Tensor
 from bdgd.checks import InputError
 from bdgd.classical import fbp, tv
 from bdgd.data import Scans, match
-from bdgd.evaluation.benchmark import FULL, Effort
+from bdgd.evaluation.benchmark import FULL, Effort, Told
 from bdgd.evaluation.measured_methods import MOST_ITERATIONS, TOLERANCE
 from bdgd.evaluation.methods import METHODS, find_method
-from bdgd.evaluation.strata import PosteriorLike
+from bdgd.evaluation.strata import PosteriorLike, object_pixels
 from bdgd.evaluation.timing import synchronise
-from bdgd.metrics import coverage, psnr, ssim
+from bdgd.metrics import psnr, ssim
 from bdgd.models import load
 from bdgd.operators import RayTransform
 
@@ -32,12 +32,10 @@ from bdgd.operators import RayTransform
 TV_WEIGHTS = (3e-3, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5)
 LEVEL = 0.95
 
-Told = Callable[[int, float], None]  # images done, mean PSNR so far
-
 
 @dataclass(frozen=True)
 class ScanScores:
-    """One value per scan; coverage and width are those of the 95 % interval, None for a method without error bars."""
+    """One value per scan; coverage and width: of the 95 % interval on the object's pixels, None for a method without error bars."""
 
     psnr: tuple[float, ...]
     ssim: tuple[float, ...]
@@ -102,9 +100,9 @@ def _score(make: Callable[[Tensor], Tensor | PosteriorLike], scans: Scans, recip
         seconds += time.perf_counter() - start
         _add_quality(found, image, scan)
         if not isinstance(made, Tensor):
-            lower, upper = made.interval(LEVEL)
-            found["coverage"].append(float(coverage(made, scan.images, LEVEL)))
-            found["width"].append(float((upper - lower).mean()))
+            covered, width = on_object(made, scan.images, LEVEL)
+            found["coverage"].append(covered)
+            found["width"].append(width)
         if report is not None:
             report(1, sum(found["psnr"]) / len(found["psnr"]))
     bars = {name: tuple(found[name]) or None for name in ("coverage", "width")}
@@ -113,19 +111,31 @@ def _score(make: Callable[[Tensor], Tensor | PosteriorLike], scans: Scans, recip
 
 def _add_quality(found: dict[str, list[float]], image: Tensor, scan: Scans) -> None:
     assert scan.images is not None
-    data_range = range_of(scan)
+    data_range = range_of(scan.images)
     found["psnr"].append(float(psnr(image, scan.images, data_range)))
     found["ssim"].append(float(ssim(image, scan.images, data_range)))
 
 
-def range_of(scans: Scans) -> float:
-    """The data range: that of the truth where images are per a unit of length, else 1, by convention."""
-    assert scans.images is not None
-    return float(scans.images.max() - scans.images.min()) or 1.0 if scans.unit else 1.0
+def range_of(truth: Tensor) -> float:
+    """The data range of scores against this truth: its largest value minus its least; of a constant one its value, or 1 of an empty one.
+
+    Whether values are known to be per mm or not, an image of 0.05 at most has errors of that size.
+    """
+    return float(truth.max() - truth.min()) or float(truth.abs().max()) or 1.0
+
+
+def on_object(posterior: PosteriorLike, truth: Tensor, level: float) -> tuple[float, float]:
+    """Which part of the object's pixels of truth (1, 1, H, W) lies in the interval, and its mean width there; of an empty truth, of all."""
+    lower, upper = (end.to(truth.device) for end in posterior.interval(level))
+    counted = object_pixels(truth, range_of(truth))
+    counted = counted if bool(counted.any()) else torch.ones_like(counted)
+    held = (lower <= truth) & (truth <= upper)
+    return float(held[counted].double().mean()), float((upper - lower)[counted].double().mean())
 
 
 def _score_tv(A: RayTransform, scans: Scans, report: Told | None) -> ScanScores:
-    weights = [weight * range_of(scans) for weight in TV_WEIGHTS]
+    assert scans.images is not None
+    weights = [weight * range_of(scans.images) for weight in TV_WEIGHTS]
     seconds, found, image = 0.0, [], None
     for weight in weights:
         quality: dict[str, list[float]] = {"psnr": [], "ssim": []}

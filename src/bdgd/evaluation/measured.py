@@ -11,7 +11,7 @@ All scans of a condition are reconstructed as one batch (`measured_methods`), wi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -64,9 +64,6 @@ class MeasuredScores:
     width: float | None = None
     noise_width: float | None = None
     seconds: float = 0.0
-
-    def to_dict(self) -> dict[str, float | None]:
-        return asdict(self)
 
 
 def score_measured(

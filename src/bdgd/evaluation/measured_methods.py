@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +154,6 @@ def evaluate_scans(
     for setting, found in method(scans, condition):
         seconds = (time.perf_counter() - start) / len(scans)
         for scan, scores in zip(scans, score_measured(found, scans, condition, truths, seconds), strict=True):
-            results[scan.name][setting] = scores.to_dict()
+            results[scan.name][setting] = asdict(scores)
         start = time.perf_counter()
     return results

@@ -2,18 +2,21 @@
 
 Where a method tried several settings (the weights of TV), an entry has them all, and a scan takes the setting that is best on the scans
 of other groups: by MCC inside the disc for both MCC, by PSNR for PSNR and SSIM.
+
+A model's entry says by what it was made: {"weights", "calibration": fingerprints, "draws", "seed"}. Two models may have the same name,
+and a row is of one of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from bdgd.evaluation.challenge import ViewCondition, group_of
-from bdgd.evaluation.pages import markdown_table
+from bdgd.evaluation.pages import listed, markdown_table, origins
 from bdgd.storage import read_kept, write_json
 
 Results = Mapping[str, Mapping[str, Any]]  # setting -> score -> value
@@ -32,20 +35,32 @@ def label(method: str) -> str:
 
 
 def read_entries(folder: Path, condition: str, method: str) -> dict[str, dict[str, Any]]:
-    """What is there of a condition and a method: {scan: {"results": ..., "provenance": ...}}."""
+    """What is there of a condition and a method: {scan: {"results": ..., "provenance": ...}}, of a model also "made_by"."""
 
     def entries(kept: Any) -> dict[str, dict[str, Any]]:
-        return {name: {key: entry[key] for key in ("results", "provenance")} for name, entry in kept["scans"].items()}
+        own = {name: {"made_by": entry["made_by"]} if "made_by" in entry else {} for name, entry in kept["scans"].items()}
+        return {name: {key: entry[key] for key in ("results", "provenance")} | own[name] for name, entry in kept["scans"].items()}
 
     return read_kept(_file(folder, condition, method), "scores of measured scans", entries, {})
 
 
 def write_entries(folder: Path, condition: str, method: str, entries: Mapping[str, dict[str, Any]]) -> None:
-    """Add or replace some scans; an interrupted evaluation goes on after the last."""
-    scans = {**read_entries(folder, condition, method), **entries}
+    """Keep these scans of a method, all that there are."""
     path = _file(folder, condition, method)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, {"condition": condition, "method": label(method), "scans": dict(sorted(scans.items()))})
+    write_json(path, {"condition": condition, "method": label(method), "scans": dict(sorted(entries.items()))})
+
+
+def is_made_by(entry: Mapping[str, Any], made_by: Mapping[str, Any] | None, *, shipped: bool = False) -> bool:
+    """Whether an entry is of that model, draws and seed; made_by: None for a method that is no model.
+
+    An entry from before its weights were kept is of the model that it is named by, if that is shipped.
+    """
+    if made_by is None:
+        return True
+    if "made_by" in entry:
+        return bool(entry["made_by"] == made_by)
+    return shipped and entry["provenance"]["seed"] == made_by["seed"] and _draws([entry]) == {made_by["draws"]}
 
 
 def is_complete(entry: dict[str, Any] | None, with_reference: bool) -> bool:
@@ -104,17 +119,29 @@ def measured_markdown(folder: Path, condition: ViewCondition) -> str:
     own = ", ".join(condition.own)
     columns = ["", "scans", "MCC", "MCC inside", "lowest"] + ([f"inside: {own}"] if own else [])
     columns += ["PSNR (dB)", "SSIM", "95 % covers", "width", "of noise"]
-    cells, origins = list[list[str]](), set[str]()
+    cells, shown = list[list[str]](), list[dict[str, Any]]()
     for row in rows(folder, condition):
         entries = read_entries(folder, condition.name, row.method)
         scores = scores_of(entries)
-        origins |= {str(entry["provenance"].get("hardware")) for entry in entries.values()}
+        shown += entries.values()
         if scores:
             cells.append([row.name, f"{len(scores)}", *_cells(scores, condition.own)])
         elif row.learned and not read_entries(folder, condition.name, f"{row.method}+linear"):  # the one row of a model that corrects
             cells.append([row.name, "0", MISSING, *[""] * (len(columns) - 3)])
     title = f"**{condition.title[0].upper()}{condition.title[1:]}**"
-    return "\n\n".join([title, markdown_table(columns, cells), f"*Measured on {'; '.join(sorted(origins)) or 'nothing yet'}.*"])
+    return "\n\n".join([title, markdown_table(columns, cells), *_of_draws(shown), origins(shown)])
+
+
+def _of_draws(entries: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The line that says of how many draws a model's images are the mean; none where no model was drawn from."""
+    several = {number for number in _draws(entries) if number > 1}
+    return [f"*The image of a model with random weights is the mean of {listed(several)} draws.*"] if several else []
+
+
+def _draws(entries: Iterable[Mapping[str, Any]]) -> set[int]:
+    """The numbers of draws of the models' entries, whose setting is called "100 draws"."""
+    settings = {setting for entry in entries for setting in entry["results"] if setting.endswith(" draws")}
+    return {int(setting.removesuffix(" draws")) for setting in settings}
 
 
 def _cells(scores: Mapping[str, Mapping[str, float | None]], own: Sequence[str]) -> list[str]:

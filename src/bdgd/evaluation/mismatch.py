@@ -6,9 +6,8 @@ A model that is trained on simulated scans meets these for the first time in a m
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -61,9 +60,6 @@ class MeasuredMismatch:
     def photons(self) -> float:
         """Per detector in air."""
         return 1 / self.noise**2
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def mismatch(scan: MeasuredScan, device: torch.device | str = "cpu") -> MeasuredMismatch:

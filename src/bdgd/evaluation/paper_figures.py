@@ -194,7 +194,7 @@ def table_scores(lab: Lab) -> list[float]:
 
 
 def _geometry_name(model: str) -> str:
-    return _GEOMETRIES[model.split("-")[0]] + (", authors' recipe" if model.endswith("-paper") else "")
+    return _GEOMETRIES[model.split("-")[0]] + (", paper's recipe" if model.endswith("-paper") else "")
 
 
 #: The figures by the name under which `bdgd reproduce` knows them.

@@ -6,7 +6,6 @@ texts written into them, which no training or choice has seen, for what the std 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from bdgd.checks import InputError
 from bdgd.data import Scans, ellipse_images, named_generator, noise_from_dict, simulate, with_text
+from bdgd.evaluation.benchmark import Told
 from bdgd.evaluation.requirements import MET, NOT_MET, Bar
 from bdgd.evaluation.strata import object_pixels
 from bdgd.evaluation.uncertainty import UncertaintyScores, score_uncertainty
@@ -29,7 +29,6 @@ from bdgd.models import Reconstructor
 FRESH = 2027
 DISCS = 5  # per image and kind of place
 LETTERS = "ABCDEFGHKLMNPRSTUVXYZ0123456789"
-Report = Callable[[int, float], None]
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class Measured:
         return plain | {"scores": self.scores.to_dict()}
 
 
-def measure_promises(model: Reconstructor, images: int = 1000, texts: int = 100, report: Report | None = None) -> Measured:
+def measure_promises(model: Reconstructor, images: int = 1000, texts: int = 100, report: Told | None = None) -> Measured:
     """Measure a calibrated model of square images; `report(images, NLL so far)` is called after every batch."""
     if model.calibration is None or model.calibration.noise is None:
         raise InputError("the promises are those of a calibrated model with known noise; make one with bdgd calibrate MODEL --head 2000")

@@ -44,9 +44,9 @@ def otsu(image: Tensor) -> float:
     return float(threshold_otsu(values)) if np.ptp(values) > 0 else float(values.flat[0])
 
 
-def segmented(image: Tensor, radians: float = 0.0, size: int = 512) -> Tensor:
-    """(size, size) true where the image (1, 1, N, N), turned and enlarged, lies above its Otsu threshold: acrylic."""
-    large = rotated(image, radians, size)[0, 0]
+def segmented(image: Tensor, radians: float = 0.0) -> Tensor:
+    """(512, 512) true where the image (1, 1, N, N), turned and enlarged, lies above its Otsu threshold: acrylic."""
+    large = rotated(image, radians, 512)[0, 0]
     return (large > otsu(large)).cpu()
 
 

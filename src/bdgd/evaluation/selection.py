@@ -48,9 +48,6 @@ class Optimism:
     agreement: float
     spread: float
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def optimism(quality: Tensor, images: int) -> Optimism:
     """From the PSNR (C, N) of C candidates on N images, which are cut into disjoint test sets of `images` each.
@@ -95,9 +92,9 @@ def families(cells: Cells, gains: Gains) -> dict[str, Tensor]:
 
 
 def selection_scores(cells: Cells, gains: Gains) -> dict[str, Any]:
-    """What choosing on test images buys in each family, and how far PSNR differs where nothing does but the seed."""
+    """What choosing on test images buys in each family, and how far PSNR differs between trainings of other seeds."""
     chosen = {
-        name: [optimism(quality, size).to_dict() for size in TEST_SETS if quality.shape[1] >= LEAST_SETS * size]
+        name: [asdict(optimism(quality, size)) for size in TEST_SETS if quality.shape[1] >= LEAST_SETS * size]
         for name, quality in families(cells, gains).items()
     }
     return {
@@ -107,9 +104,10 @@ def selection_scores(cells: Cells, gains: Gains) -> dict[str, Any]:
 
 
 def seed_spread(trainings: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """The standard deviations over trainings of one method; None where there are not two."""
+    """The standard deviations over trainings of one method, and by how many commits these were made; None where there are not two."""
     if len(trainings) < 2:
         return None
     ellipses, head = [fmean(entry["psnr"][:-1]) for entry in trainings], [float(entry["psnr"][-1]) for entry in trainings]
-    images = len(trainings[0]["psnr"]) - 1
-    return {"trainings": len(trainings), "images": images, "psnr_std": stdev(ellipses), "shepp_logan_std": stdev(head)}
+    images, commits = len(trainings[0]["psnr"]) - 1, len({entry["recipe"]["trained"].get("commit") for entry in trainings})
+    spread = {"psnr_std": stdev(ellipses), "shepp_logan_std": stdev(head)}
+    return {"trainings": len(trainings), "commits": commits, "images": images, **spread}

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from bdgd.evaluation.pages import left_out, origins
+from bdgd.evaluation.pages import left_out, machines, origins
 from bdgd.storage import read_kept, write_json
 
 #: PSNR on ellipses and on Shepp-Logan, as printed in the paper (Tables I and II).
@@ -98,16 +98,30 @@ def markdown(folder: Path, setting: str, note: str = "") -> str:
         "| | ellipses | paper | Shepp-Logan | paper | seeds |",
         "|---|---:|---:|---:|---:|---:|",
     ]
-    scored, missing = list[dict[str, Any]](), list[str]()
+    scored, missing, mixed = list[dict[str, Any]](), list[str](), list[str]()
     for row in rows(setting):
-        cell = read_cell(folder, setting, row.method)
+        cell = [entry for entry in read_cell(folder, setting, row.method) if entry.get("note", "") == note]  # of the same effort
         if not cell and row.name != row.paper:
             missing.append(row.method)
             continue
         ours, theirs = [_value(cell, kind) for kind in _KINDS], [_papers(setting, row, kind) for kind in _KINDS]
         lines.append(f"| {row.name} | {ours[0]} | {theirs[0]} | {ours[1]} | {theirs[1]} | {_seeds(cell)} |")
         scored += cell
-    return "\n".join([*lines, "", *left_out(missing), origins(scored)])
+        mixed += [row.name] if len({training["commit"] for training in _known_trainings(cell)}) > 1 else []
+    return "\n".join([*lines, "", *left_out(missing), *_trained(scored, mixed), origins(scored)])
+
+
+def _trained(scored: Sequence[dict[str, Any]], mixed: Sequence[str]) -> list[str]:
+    """The line that says by which code the models were trained, and in which rows it differs from seed to seed; none without models."""
+    found = machines(_known_trainings(scored))
+    differ = f"; the seeds of one row by different commits: {', '.join(mixed)}" if mixed else ""
+    return [f"*Trained on {found}{differ}.*"] if found else []
+
+
+def _known_trainings(cell: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The trainings behind the results, as far as their commit is known."""
+    trained = [result.get("recipe", {}).get("trained") for result in cell]
+    return [made for made in trained if made and made.get("commit")]
 
 
 def _value(cell: list[dict[str, Any]], kind: str) -> str:

@@ -7,9 +7,8 @@ Every third view goes in; the others make the reference and are to be predicted.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -43,9 +42,6 @@ class ToothScores:
     psnr: float
     ssim: float
     missed: float
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True, eq=False)

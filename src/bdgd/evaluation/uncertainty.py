@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bdgd.checks import require_count, require_finite
 from bdgd.data import Scans, named_generator
-from bdgd.evaluation.benchmark import images_at_once, true_images
+from bdgd.evaluation.benchmark import Told, images_at_once, true_images
 from bdgd.evaluation.strata import PosteriorLike, Stratum, StratumScores, strata
 from bdgd.inference import reconstruct
 from bdgd.metrics import Detection, auroc, ause
@@ -67,7 +67,7 @@ def score_uncertainty(
     crps: PixelFunction = gaussian_crps,
     unit: float | None = None,
     batch: int | None = None,
-    report: Callable[[int, float], None] | None = None,
+    report: Told | None = None,
 ) -> UncertaintyScores:
     """Score the error bars of a model, or of a function from sinograms (B, 1, V, D) to their posterior.
 

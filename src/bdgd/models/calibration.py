@@ -116,8 +116,9 @@ class Calibration:
         return asdict(self)
 
     def fingerprint(self) -> str:
-        """Sixteen letters that are the same for the same calibration."""
-        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:16]
+        """Sixteen letters that are the same for the same calibration, also for one of a file from before `arguments` was kept."""
+        told = {name: value for name, value in self.to_dict().items() if name != "arguments" or value is not None}
+        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def calibration_from_dict(values: dict[str, Any]) -> Calibration:
