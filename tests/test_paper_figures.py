@@ -195,4 +195,4 @@ def test_one_scale_reaches_from_the_faintest_to_the_brightest_map() -> None:
 
 
 def test_names_for_people() -> None:
-    assert display_name("sparse30-mfvi-paper") == "BDGD-MFVI, authors' recipe" and display_name("limited60-best") == "our best"
+    assert display_name("sparse30-mfvi-paper") == "BDGD-MFVI, paper's recipe" and display_name("limited60-best") == "our best"
