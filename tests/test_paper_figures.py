@@ -177,8 +177,9 @@ def test_pictures_are_of_the_test_set_with_and_without_the_text() -> None:
 def test_contrasts_are_ratios_of_means() -> None:
     mask = torch.zeros(1, 1, 4, 4, dtype=torch.bool)
     mask[..., :2, :2] = True
-    look = Look(torch.zeros(2, 1, 4, 4), torch.where(mask, 6.0, 2.0).expand(2, 1, 4, 4))
-    assert text_contrast(look, mask) == {"text / rest": 3.0, "AUROC": 1.0}
+    look = Look(mask.float().expand(2, 1, 4, 4), torch.where(mask, 6.0, 2.0).expand(2, 1, 4, 4))
+    # The mean's gradient is 0, 1/2, 1/2, 1/sqrt(2) inside; outside four times 1/2, eight times 0: 36 of 48 pairs rightly, ties count half.
+    assert text_contrast(look, mask) == {"text / rest": 3.0, "AUROC": 1.0, "AUROC of the mean's gradient": 0.75}
     assert edge_contrast(look, mask[0, 0], ~mask[0, 0]) == {"edge / flat": 3.0, "AUROC of the edge": 1.0}
     assert spread(look) == pytest.approx((4 * 6 + 12 * 2) / 16)
     blank = Look(look.mean, torch.where(mask, 1.0, 0.0).expand(2, 1, 4, 4))
