@@ -209,6 +209,32 @@ def test_claims_are_written_with_what_is_missing(shelf: Shelf) -> None:
     assert record["summary"] in result.output
 
 
+def test_claims_are_judged_again_only_if_what_they_rest_on_changed(shelf: Shelf) -> None:
+    shelf.add("sparse30-mfvi", "sparse30-dgd")
+    record = Path("results/claims.json")
+
+    def is_kept() -> bool:
+        before = record.read_bytes()
+        result = bdgd("claims", "--page", "page.md")
+        assert result.exit_code == 0, result.output
+        assert Path("results/claims.md").read_text().strip() in Path("page.md").read_text(), "kept or not, the page is filled"
+        return record.read_bytes() == before
+
+    Path("page.md").write_text("<!-- claims -->\n<!-- /claims -->\n")
+    assert bdgd("claims").exit_code == 0
+    assert is_kept()
+    record.write_text('{"cells": 3}')
+    assert not is_kept() and is_kept(), "a damaged record is made again"
+    cell = read_cell(Path("results"), "sparse30", "sparse30-dgd")
+    cell[0]["provenance"]["commit"] = "decaf"
+    write_cell(Path("results"), "sparse30", "sparse30-dgd", cell)
+    assert not is_kept() and is_kept(), "another result in a table"
+    shelf.add("sparse30-mfvi-paper")
+    assert not is_kept() and is_kept(), "a model of the paper's recipe"
+    shelf.add("sparse30-mcdo")
+    assert not is_kept() and is_kept(), "a model that was missing"
+
+
 def test_quick_fills_no_page(shelf: Shelf) -> None:
     Path("page.md").write_text("x")
     result = bdgd("all", "--quick", "--page", "page.md")
