@@ -175,3 +175,9 @@ def test_a_shipped_model_is_trained_and_knows_its_preset(name: str) -> None:
     model = load(name)
     assert model.provenance["preset"] == name and model.provenance["stages"]
     assert all(tensor.isfinite().all() for tensor in model.state_dict().values()) and 0 < float(model.noise_level) < 0.05
+
+
+def test_shipped_models_stay_small_together() -> None:
+    """They are most of what an installation copies."""
+    weights = Path(checkpoint.__file__).parent / "weights"
+    assert sum(path.stat().st_size for path in weights.glob("*.safetensors")) < 40e6

@@ -169,7 +169,7 @@ def write_tensors(path: str | Path, tensors: dict[str, Tensor], header: dict[str
 
     contiguous = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     with replacing(path) as temporary:
-        temporary.write_bytes(to_bytes(contiguous, metadata={"bdgd": json.dumps(header)}))
+        temporary.write_bytes(to_bytes(contiguous, metadata={"bdgd": json.dumps(header, separators=(",", ":"))}))
 
 
 def read_tensors(path: str | Path, *, tensors: bool = True) -> tuple[dict[str, Tensor], dict[str, Any]]:
