@@ -100,11 +100,11 @@ def ordinary_reference(usual: Witnesses, checked: Witnesses, false_alarms: float
     beyond = (logs - edge).clamp(min=0)
     tails = (beyond.sum(0) / (beyond > 0).sum(0).clamp(min=1)).clamp(min=1e-6)
     shares = tuple(SHARES[name] / budget for name in found)
-    reference = AlarmReference(tuple(found), shares, _table(quantiles), tuple(tails.tolist()), (), rate)
+    reference = AlarmReference(tuple(found), shares, tuple(map(_row, quantiles)), _row(tails), (), rate)
     scores = _combined(surprises_of(checked.values(), reference), reference).sort().values
     if rate * (len(scores) + 1) < 1 - 1e-9:
         return None
-    return replace(reference, scores=tuple(scores.tolist()))
+    return replace(reference, scores=_row(scores))
 
 
 def surprises_of(values: dict[str, Tensor], reference: AlarmReference) -> dict[str, Tensor]:
@@ -139,5 +139,6 @@ def _logs(values: Tensor) -> Tensor:
     return values.double().clamp(min=1e-30).log()
 
 
-def _table(values: Tensor) -> tuple[tuple[float, ...], ...]:
-    return tuple(tuple(row) for row in values.tolist())
+def _row(values: Tensor) -> Row:
+    """Plain numbers of seven digits: a model's file has a thousand of them, and they rest on a few hundred images."""
+    return tuple(float(f"{value:.7g}") for value in values.tolist())
