@@ -44,6 +44,9 @@ GEOMETRIES: dict[str, Geometry] = {
     "parallel, half a detector, odd views": ParallelBeam(
         image_size=64, angles=np.linspace(0, 2 * math.pi, 401, endpoint=False), detectors=52, detector_offset=-19.5
     ),
+    "parallel, half a detector, lost views": ParallelBeam(
+        image_size=64, angles=np.delete(degrees(0, 360), [100, 217, 218]), detectors=60, detector_offset=15.5
+    ),
     "fan": fan(degrees(0, 360, 2)),
     "fan, pixel 0.3": fan(
         degrees(0, 360, 2), pixel_size=0.3, detector_spacing=0.3, source_to_axis=45.0, source_to_detector=75.0, image_size=(64, 70)
@@ -51,6 +54,7 @@ GEOMETRIES: dict[str, Geometry] = {
     "fan, axis off": fan(degrees(0, 360, 2), detector_offset=9.7),
     "fan, two sides": fan(degrees(0, 360, 2), image_size=(65, 80)),
     "fan, half a detector": fan(degrees(0, 360), detectors=100, detector_offset=27.3),
+    "fan, half a detector, lost views": fan(np.delete(degrees(0, 360), [100, 217, 218]), detectors=100, detector_offset=27.3),
     "fan, random angles": fan(RANDOM.uniform(0, 2 * math.pi, 300)),
     "fan, near source": fan(degrees(0, 360, 2), source_to_axis=50.0, source_to_detector=90.0),
     "fan, short 216": fan(degrees(0, 216, 2)),

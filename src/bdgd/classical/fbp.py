@@ -66,11 +66,12 @@ def _ray_weights(geometry: Geometry) -> Tensor:
 
     The angles sum to pi along the central ray: every line once, whatever the arc.
     """
-    s, angle = geometry.detector_positions(), geometry.view_weights[:, None]
+    s, around = geometry.detector_positions(), geometry.turn_weights if _one_sided(geometry) else None
+    angle = (geometry.view_weights if around is None else around)[:, None]
     here, mirrored = _detector_window(geometry, s), _detector_window(geometry, -s)
     if not isinstance(geometry, FanBeam):
-        if (around := geometry.turn_weights) is not None and _one_sided(geometry):
-            return around[:, None] * here / (here + mirrored)  # the ray (theta, s) is the same line as (theta + pi, -s)
+        if around is not None:
+            return angle * here / (here + mirrored)  # the ray (theta, s) is the same line as (theta + pi, -s)
         return (angle * math.pi / angle.sum()).expand(-1, geometry.detectors)
     fan_angle = torch.atan(s / geometry.source_to_detector)
     theta = torch.tensor(geometry.angles, dtype=torch.float64)[:, None]
@@ -112,9 +113,12 @@ def _detector_window(geometry: Geometry, s: Tensor) -> Tensor:
 
 
 def _arc_window(geometry: Geometry, theta: Tensor) -> Tensor:
-    """1 inside the measured arc, falling smoothly to 0 over its last 10 degrees on either side, 0 outside; 1 on a full circle."""
+    """1 inside the measured arc, falling smoothly to 0 over its last 10 degrees on either side, 0 outside; 1 on a full circle.
+
+    1 also where the detector sees one side of every view only: a gap in its turn is filled by its neighbours.
+    """
     start, arc = geometry.arc
-    if arc > geometry.period - 1e-6:
+    if arc > geometry.period - 1e-6 or _one_sided(geometry):
         return torch.ones_like(theta)
     inside = (theta - start).remainder(geometry.period)  # angle since the start of the arc
     edge = torch.minimum(inside, arc - inside).clamp(min=0)
