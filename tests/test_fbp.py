@@ -39,6 +39,9 @@ GEOMETRIES: dict[str, Geometry] = {
     "parallel, pixel 0.3": ParallelBeam.sparse(image_size=64, views=120, pixel_size=0.3),
     "parallel, axis off, two sides": ParallelBeam(image_size=(65, 80), angles=degrees(0, 180), detectors=130, detector_offset=7.3),
     "parallel, fine detector": ParallelBeam(image_size=64, angles=degrees(0, 180), detectors=200, detector_spacing=0.5),
+    "parallel, wide detectors": ParallelBeam(
+        image_size=64, angles=degrees(0, 180), detectors=64, detector_spacing=0.45, detector_offset=0.12, pixel_size=0.3
+    ),
     "parallel, random angles": ParallelBeam(image_size=64, angles=RANDOM.uniform(0, math.pi, 300), detectors=95),
     "parallel, half a detector": ParallelBeam(image_size=64, angles=degrees(0, 360), detectors=60, detector_offset=15.5),
     "parallel, half a detector, odd views": ParallelBeam(

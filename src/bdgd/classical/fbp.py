@@ -2,7 +2,8 @@
 
 For parallel rays, x = sum over views of dtheta_v * (ramp * y_v)(s) with s the detector coordinate of the pixel; the sum
 is the transpose A' of the ray transform, as in the paper (interpolating instead would give another image, 0.4 dB apart
-on the paper's sparse views). For a fan with a flat detector, scaled to the axis at distance R from the source, a ray is
+on the paper's sparse views). Detectors much wider than a pixel are interpolated between all the same: A' would leave pixels between
+their rays empty. For a fan with a flat detector, scaled to the axis at distance R from the source, a ray is
 first multiplied by its cosine and its redundancy weight, and a pixel at depth U below the source receives (R / U)^2
 times the filtered value (Kak and Slaney, "Principles of Computerized Tomographic Imaging", section 3.4.2), a factor
 that A' does not have: there the filtered views are interpolated.
@@ -29,6 +30,8 @@ FILTERS: dict[str, Callable[[Tensor], Tensor]] = {
     "hamming": lambda f: 0.54 + 0.46 * torch.cos(f * math.pi),
 }
 
+#: Pixels: between wider detectors of a parallel beam the filtered views are interpolated.
+WIDE = 1.25
 #: Images that are back-projected together: enough to fill a device, few enough to stay in a cache.
 BATCH = 64
 
@@ -56,7 +59,7 @@ def fbp(A: LinearOperator, y: Tensor, filter: str = "ram-lak") -> Tensor:
     if one_sided:
         geometry, weighted = _both_sides(geometry, weighted)
     filtered = _ramp_filter(weighted, filter)
-    if one_sided or isinstance(geometry, FanBeam):
+    if one_sided or isinstance(geometry, FanBeam) or geometry.detector_spacing > WIDE * geometry.pixel_size:
         return torch.cat([_back_project(geometry, part[:, 0] / geometry.axis_spacing) for part in filtered.split(BATCH)])
     return A.T(filtered) / geometry.pixel_size**2  # a column of A sums to pixel_size^2 / detector_spacing in a view
 
