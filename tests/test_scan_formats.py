@@ -100,6 +100,17 @@ def test_every_format_is_a_stack_of_slices(scan_file: Path) -> None:
         read_scans(scan_file, 7)
 
 
+def test_one_header_for_many_pages_is_no_shorter_stack(tmp_path: Path) -> None:
+    """ImageJ writes stacks of more than 4 GB like this."""
+    path = as_tiff(tmp_path)
+    for how in ({"imagej": False}, {"imagej": True}):
+        tifffile.imwrite(path, Y, photometric="minisblack", truncate=True, **how)
+        with pytest.raises(InputError, match=r"scan\.tif has one header for many pages.*write it again with tifffile\.imwrite"):
+            read_scans(path)
+        tifffile.imwrite(path, Y, photometric="minisblack", **how)
+        assert len(read_scans(path)) == len(Y)
+
+
 def test_npz_takes_one_slice_json_and_degrees(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", sino=Y[0], geometry=FAN.to_json())
     degrees = {name: value for name, value in FAN.to_dict().items() if name != "angles"}
