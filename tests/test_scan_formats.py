@@ -111,6 +111,13 @@ def test_one_header_for_many_pages_is_no_shorter_stack(tmp_path: Path) -> None:
         assert len(read_scans(path)) == len(Y)
 
 
+def test_the_geometry_beside_a_tiff_may_begin_with_the_mark_that_windows_writes(tmp_path: Path) -> None:
+    path = as_tiff(tmp_path)
+    text = path.with_suffix(".toml").read_text()
+    path.with_suffix(".toml").write_text(text, encoding="utf-8-sig")
+    assert read_scans(path).geometry == FAN
+
+
 def test_npz_takes_one_slice_json_and_degrees(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", sino=Y[0], geometry=FAN.to_json())
     degrees = {name: value for name, value in FAN.to_dict().items() if name != "angles"}

@@ -138,7 +138,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
     if path.stat().st_size > LARGEST_ATTRIBUTE:
         raise InputError(f"the geometry {path.name} has {path.stat().st_size} bytes; a geometry has at most 8 MB")
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path.name} is not valid TOML: {' '.join(str(error).split())[:200]}") from None
 
