@@ -100,6 +100,15 @@ def test_every_format_is_a_stack_of_slices(scan_file: Path) -> None:
         read_scans(scan_file, 7)
 
 
+def test_slices_are_chosen_by_numbers_of_numpy_too_and_not_by_a_mask(tmp_path: Path) -> None:
+    path = as_npz(tmp_path)
+    assert np.array_equal(read_scans(path, np.int64(5)).sinograms[0, 0].numpy(), Y[5])
+    assert np.array_equal(read_scans(path, np.array([5, 1])).sinograms[:, 0].numpy(), Y[[5, 1]])
+    for mask in ([True] * 7, True):
+        with pytest.raises(InputError, match="slices must be numbers from 0 to 6"):
+            read_scans(path, mask)
+
+
 def test_one_header_for_many_pages_is_no_shorter_stack(tmp_path: Path) -> None:
     """ImageJ writes stacks of more than 4 GB like this."""
     path = as_tiff(tmp_path)
