@@ -181,6 +181,7 @@ def test_unit_and_spacing_travel_through_hdf5(tmp_path: Path) -> None:
 
 def test_units_have_lengths() -> None:
     assert millimetres("cm") == 10 and millimetres("0.3 mm") == 0.3
+    assert millimetres("\N{GREEK SMALL LETTER MU}m") == millimetres("\N{MICRO SIGN}m") == millimetres("um") == 1e-3
     assert shorter_unit("cm", 10) == "mm" and shorter_unit("mm", 2) == "0.5 mm" and shorter_unit(None, 3) is None
     for wrong in ("parsec", "", "x mm", "-1 mm", 3):
         with pytest.raises(InputError):
