@@ -70,3 +70,9 @@ def test_adjoint_mismatch_repeats_itself_and_takes_a_generator(device: torch.dev
 def test_an_operator_without_rays_cannot_be_judged() -> None:
     with pytest.raises(InputError, match="maps a random image to zero, so its transpose cannot be judged; check that"):
         adjoint_mismatch(Dense(torch.zeros(3, 4)))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_values_that_are_not_finite_are_refused(value: float) -> None:
+    with pytest.raises(InputError, match="or its transpose makes NaN or infinite values of a random vector"):
+        adjoint_mismatch(Wrong(RayTransform(GEOMETRIES["parallel-sparse"]), lambda x: x * value))

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bdgd.checks import InputError
-from bdgd.data import GaussianNoise, Scans, estimate_axis, random_ellipses, read_scans, simulate, write_scans
+from bdgd.data import Ellipses, GaussianNoise, Scans, ellipse_sinogram, estimate_axis, random_ellipses, read_scans, simulate, write_scans
 from bdgd.operators import FanBeam, Geometry, ParallelBeam, RayTransform
 
 TURN = np.linspace(0, 2 * np.pi, 90, endpoint=False)
@@ -57,6 +57,15 @@ def test_an_axis_that_cannot_be_found_is_named() -> None:
         estimate_axis(y, fan)
     with pytest.raises(InputError, match="one value throughout"):
         estimate_axis(torch.ones(1, 1, 10, 121), fan)
+
+
+@pytest.mark.parametrize("offset", [40.0, -45.0])
+@pytest.mark.parametrize("name", ["turn", "fan", "half-turn"])
+def test_an_axis_near_the_end_of_the_detector_is_not_guessed(name: str, offset: float) -> None:
+    shifted = replace(AXES[name][0], detector_offset=offset)
+    y = ellipse_sinogram(Ellipses.from_rows([(1.0, 18.0, 13.0, 2.0, 3.0, 0.4), (0.8, 4.0, 6.0, 9.0, 5.0, 0.0)]), shifted, unit=1.0)
+    with pytest.raises(InputError, match=r"none in the middle half of the detector .* agree; give detector_offset"):
+        estimate_axis(y, AXES[name][0])
 
 
 def test_the_axis_of_measured_scans_is_found(shared_data: Path) -> None:

@@ -32,6 +32,17 @@ def test_counts_become_line_integrals() -> None:
     assert np.allclose(found, y[0], atol=1e-12) and repairs.notes() == ()
 
 
+def test_counts_may_be_unsigned() -> None:
+    """A flat below the dark field is a dead detector, and air a little below its flat is none."""
+    counts, flat, dark = np.full((5, 31), 15000, np.uint16), np.full(31, 20000, np.uint16), np.full(31, 100, np.uint16)
+    counts += np.arange(5, dtype=np.uint16)[:, None]
+    counts[:, 0], flat[5] = 19990, 99
+    found, repairs = line_integrals(counts, flat, dark)
+    expected, as_expected = line_integrals(counts, flat.astype(float), dark.astype(float))
+    assert repairs == as_expected and repairs.dead == {5} and np.array_equal(found, expected)
+    assert found[0, 0] == pytest.approx(10 / 19900, rel=1e-3)
+
+
 @pytest.mark.parametrize("frames", ["one", "frames", "per-slice"])
 @pytest.mark.parametrize("suffix", [".h5", ".npz", ".tif"])
 def test_counts_are_read_in_every_format(suffix: str, frames: str, tmp_path: Path) -> None:

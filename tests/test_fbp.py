@@ -39,10 +39,16 @@ GEOMETRIES: dict[str, Geometry] = {
     "parallel, pixel 0.3": ParallelBeam.sparse(image_size=64, views=120, pixel_size=0.3),
     "parallel, axis off, two sides": ParallelBeam(image_size=(65, 80), angles=degrees(0, 180), detectors=130, detector_offset=7.3),
     "parallel, fine detector": ParallelBeam(image_size=64, angles=degrees(0, 180), detectors=200, detector_spacing=0.5),
+    "parallel, wide detectors": ParallelBeam(
+        image_size=64, angles=degrees(0, 180), detectors=64, detector_spacing=0.45, detector_offset=0.12, pixel_size=0.3
+    ),
     "parallel, random angles": ParallelBeam(image_size=64, angles=RANDOM.uniform(0, math.pi, 300), detectors=95),
     "parallel, half a detector": ParallelBeam(image_size=64, angles=degrees(0, 360), detectors=60, detector_offset=15.5),
     "parallel, half a detector, odd views": ParallelBeam(
         image_size=64, angles=np.linspace(0, 2 * math.pi, 401, endpoint=False), detectors=52, detector_offset=-19.5
+    ),
+    "parallel, half a detector, lost views": ParallelBeam(
+        image_size=64, angles=np.delete(degrees(0, 360), [100, 217, 218]), detectors=60, detector_offset=15.5
     ),
     "fan": fan(degrees(0, 360, 2)),
     "fan, pixel 0.3": fan(
@@ -51,6 +57,7 @@ GEOMETRIES: dict[str, Geometry] = {
     "fan, axis off": fan(degrees(0, 360, 2), detector_offset=9.7),
     "fan, two sides": fan(degrees(0, 360, 2), image_size=(65, 80)),
     "fan, half a detector": fan(degrees(0, 360), detectors=100, detector_offset=27.3),
+    "fan, half a detector, lost views": fan(np.delete(degrees(0, 360), [100, 217, 218]), detectors=100, detector_offset=27.3),
     "fan, random angles": fan(RANDOM.uniform(0, 2 * math.pi, 300)),
     "fan, near source": fan(degrees(0, 360, 2), source_to_axis=50.0, source_to_detector=90.0),
     "fan, short 216": fan(degrees(0, 216, 2)),

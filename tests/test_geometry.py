@@ -94,6 +94,13 @@ def test_a_hand_written_file_may_leave_defaults_out(tmp_path: Path) -> None:
     assert read_geometry(path) == ParallelBeam(image_size=16, angles=[0, 1, 2], detectors=23)
 
 
+def test_a_file_may_begin_with_the_mark_that_windows_writes(tmp_path: Path) -> None:
+    geometry = ParallelBeam(image_size=16, angles=[0, 1, 2], detectors=23)
+    for name, text in (("scanner.toml", geometry.to_toml()), ("scanner.json", geometry.to_json())):
+        (tmp_path / name).write_text(text, encoding="utf-8-sig")
+        assert read_geometry(tmp_path / name) == geometry
+
+
 # --- slices ----------------------------------------------------------------------------------------------------------
 
 

@@ -105,6 +105,11 @@ def test_poisson_refuses_an_infinite_count(generator: torch.Generator) -> None:
         PoissonNoise(photons=10)(torch.full((1, 1, 2, 2), -1e4), generator=generator)
 
 
+def test_poisson_refuses_counts_that_cannot_be_drawn(generator: torch.Generator) -> None:
+    with pytest.raises(InputError, match=r"a ray would count 6\.07e\+19 photons, more than can be drawn; take fewer, or noise=None"):
+        PoissonNoise(photons=1e20)(torch.full((1, 1, 2, 2), 0.5), generator=generator)
+
+
 def test_not_even_the_last_bit_depends_on_the_batch(generator: torch.Generator) -> None:
     """The mean of a whole batch is summed in another order than that of a part, or of another layout of memory."""
     clean = torch.rand(16, 1, 30, 93, generator=generator)

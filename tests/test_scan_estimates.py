@@ -58,6 +58,14 @@ def test_normal_noise_is_estimated_to_15_per_cent(what: str, relative: float) ->
     assert max(abs(ratio - 1) for ratio in ratios) < (0.35 if what == "discs" and relative < 0.01 else 0.2), ratios
 
 
+def test_the_noise_of_several_scans_is_relative_to_each() -> None:
+    """Bright images have more of it than dark ones."""
+    A, images = RayTransform(ParallelBeam.sparse(image_size=128, views=30)), random_ellipses(6, 128, generator=seeded(2))
+    noisy = GaussianNoise(0.01)(A(images) * torch.tensor([0.01, 0.03, 0.1, 0.01, 0.03, 0.1])[:, None, None, None], generator=seeded(1))
+    found = estimate_noise(noisy)
+    assert isinstance(found, GaussianNoise) and found.relative == pytest.approx(0.01, rel=0.15)
+
+
 def test_photon_noise_is_recognised_and_its_size_estimated_to_15_per_cent(scan: Scans) -> None:
     for part in (scan.sinograms, scan.sinograms[:, :, ::3]):
         noise = estimate_noise(part)

@@ -100,6 +100,33 @@ def test_every_format_is_a_stack_of_slices(scan_file: Path) -> None:
         read_scans(scan_file, 7)
 
 
+def test_slices_are_chosen_by_numbers_of_numpy_too_and_not_by_a_mask(tmp_path: Path) -> None:
+    path = as_npz(tmp_path)
+    assert np.array_equal(read_scans(path, np.int64(5)).sinograms[0, 0].numpy(), Y[5])
+    assert np.array_equal(read_scans(path, np.array([5, 1])).sinograms[:, 0].numpy(), Y[[5, 1]])
+    for mask in ([True] * 7, True):
+        with pytest.raises(InputError, match="slices must be numbers from 0 to 6"):
+            read_scans(path, mask)
+
+
+def test_one_header_for_many_pages_is_no_shorter_stack(tmp_path: Path) -> None:
+    """ImageJ writes stacks of more than 4 GB like this."""
+    path = as_tiff(tmp_path)
+    for how in ({"imagej": False}, {"imagej": True}):
+        tifffile.imwrite(path, Y, photometric="minisblack", truncate=True, **how)
+        with pytest.raises(InputError, match=r"scan\.tif has one header for many pages.*write it again with tifffile\.imwrite"):
+            read_scans(path)
+        tifffile.imwrite(path, Y, photometric="minisblack", **how)
+        assert len(read_scans(path)) == len(Y)
+
+
+def test_the_geometry_beside_a_tiff_may_begin_with_the_mark_that_windows_writes(tmp_path: Path) -> None:
+    path = as_tiff(tmp_path)
+    text = path.with_suffix(".toml").read_text()
+    path.with_suffix(".toml").write_text(text, encoding="utf-8-sig")
+    assert read_scans(path).geometry == FAN
+
+
 def test_npz_takes_one_slice_json_and_degrees(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", sino=Y[0], geometry=FAN.to_json())
     degrees = {name: value for name, value in FAN.to_dict().items() if name != "angles"}
@@ -154,6 +181,7 @@ def test_unit_and_spacing_travel_through_hdf5(tmp_path: Path) -> None:
 
 def test_units_have_lengths() -> None:
     assert millimetres("cm") == 10 and millimetres("0.3 mm") == 0.3
+    assert millimetres("\N{GREEK SMALL LETTER MU}m") == millimetres("\N{MICRO SIGN}m") == millimetres("um") == 1e-3
     assert shorter_unit("cm", 10) == "mm" and shorter_unit("mm", 2) == "0.5 mm" and shorter_unit(None, 3) is None
     for wrong in ("parsec", "", "x mm", "-1 mm", 3):
         with pytest.raises(InputError):

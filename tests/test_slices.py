@@ -92,8 +92,8 @@ def write_dicom(path: Path, stored: np.ndarray, **attributes: Any) -> Path:
 def test_dicom_slices_are_those_of_an_npz_file_with_the_same_values(tmp_path: Path) -> None:
     stored = np.random.default_rng(0).integers(0, 1500, (2, 32, 32))
     write_slices(tmp_path / "npz" / "a.npz", 2 * stored - 1000, [{"patient": "one"}, {"patient": "two"}])
-    for patient, values in zip(("one", "two"), stored, strict=True):
-        write_dicom(tmp_path / "dicom" / patient / "0001.dcm", values, PatientID=patient)
+    for patient, name, values in zip(("one", "two"), ("0001.dcm", "0001.DCM"), stored, strict=True):
+        write_dicom(tmp_path / "dicom" / patient / name, values, PatientID=patient)
     expected, found = read_slices(tmp_path / "npz", 16), read_slices(tmp_path / "dicom", 16)
     assert found.patients == expected.patients == ("one", "two")
     torch.testing.assert_close(found.images, expected.images)

@@ -2,7 +2,8 @@
 
 For parallel rays, x = sum over views of dtheta_v * (ramp * y_v)(s) with s the detector coordinate of the pixel; the sum
 is the transpose A' of the ray transform, as in the paper (interpolating instead would give another image, 0.4 dB apart
-on the paper's sparse views). For a fan with a flat detector, scaled to the axis at distance R from the source, a ray is
+on the paper's sparse views). Detectors much wider than a pixel are interpolated between all the same: A' would leave pixels between
+their rays empty. For a fan with a flat detector, scaled to the axis at distance R from the source, a ray is
 first multiplied by its cosine and its redundancy weight, and a pixel at depth U below the source receives (R / U)^2
 times the filtered value (Kak and Slaney, "Principles of Computerized Tomographic Imaging", section 3.4.2), a factor
 that A' does not have: there the filtered views are interpolated.
@@ -29,6 +30,8 @@ FILTERS: dict[str, Callable[[Tensor], Tensor]] = {
     "hamming": lambda f: 0.54 + 0.46 * torch.cos(f * math.pi),
 }
 
+#: Pixels: between wider detectors of a parallel beam the filtered views are interpolated.
+WIDE = 1.25
 #: Images that are back-projected together: enough to fill a device, few enough to stay in a cache.
 BATCH = 64
 
@@ -56,7 +59,7 @@ def fbp(A: LinearOperator, y: Tensor, filter: str = "ram-lak") -> Tensor:
     if one_sided:
         geometry, weighted = _both_sides(geometry, weighted)
     filtered = _ramp_filter(weighted, filter)
-    if one_sided or isinstance(geometry, FanBeam):
+    if one_sided or isinstance(geometry, FanBeam) or geometry.detector_spacing > WIDE * geometry.pixel_size:
         return torch.cat([_back_project(geometry, part[:, 0] / geometry.axis_spacing) for part in filtered.split(BATCH)])
     return A.T(filtered) / geometry.pixel_size**2  # a column of A sums to pixel_size^2 / detector_spacing in a view
 
@@ -66,11 +69,12 @@ def _ray_weights(geometry: Geometry) -> Tensor:
 
     The angles sum to pi along the central ray: every line once, whatever the arc.
     """
-    s, angle = geometry.detector_positions(), geometry.view_weights[:, None]
+    s, around = geometry.detector_positions(), geometry.turn_weights if _one_sided(geometry) else None
+    angle = (geometry.view_weights if around is None else around)[:, None]
     here, mirrored = _detector_window(geometry, s), _detector_window(geometry, -s)
     if not isinstance(geometry, FanBeam):
-        if (around := geometry.turn_weights) is not None and _one_sided(geometry):
-            return around[:, None] * here / (here + mirrored)  # the ray (theta, s) is the same line as (theta + pi, -s)
+        if around is not None:
+            return angle * here / (here + mirrored)  # the ray (theta, s) is the same line as (theta + pi, -s)
         return (angle * math.pi / angle.sum()).expand(-1, geometry.detectors)
     fan_angle = torch.atan(s / geometry.source_to_detector)
     theta = torch.tensor(geometry.angles, dtype=torch.float64)[:, None]
@@ -112,9 +116,12 @@ def _detector_window(geometry: Geometry, s: Tensor) -> Tensor:
 
 
 def _arc_window(geometry: Geometry, theta: Tensor) -> Tensor:
-    """1 inside the measured arc, falling smoothly to 0 over its last 10 degrees on either side, 0 outside; 1 on a full circle."""
+    """1 inside the measured arc, falling smoothly to 0 over its last 10 degrees on either side, 0 outside; 1 on a full circle.
+
+    1 also where the detector sees one side of every view only: a gap in its turn is filled by its neighbours.
+    """
     start, arc = geometry.arc
-    if arc > geometry.period - 1e-6:
+    if arc > geometry.period - 1e-6 or _one_sided(geometry):
         return torch.ones_like(theta)
     inside = (theta - start).remainder(geometry.period)  # angle since the start of the arc
     edge = torch.minimum(inside, arc - inside).clamp(min=0)

@@ -18,6 +18,8 @@ from bdgd.operators.geometry import FanBeam, Geometry, ParallelBeam
 
 _FEWEST = 0.25  # share of a view's rays that must have an opposite, or the estimate rests on too little
 _LEAST_ARC = math.pi / 3 - 1e-6  # radians: on less the way of the centre of mass is too straight to tell its middle
+_LEAST_SEEN = 0.1  # of the mean square of all rays: what is compared must hold so much of the object
+_DISAGREE = 0.25  # of the mean square of the rays that are compared: with the right axis their difference is noise
 _SMOOTHING = 1.5  # detectors: interpolation between noisy values would prefer the places between detectors
 
 
@@ -115,26 +117,41 @@ def _best_offset(mismatch: Callable[[np.ndarray, Geometry, float], float], y: np
             raise InputError("the axis cannot be estimated: too few rays are measured from both ends; give detector_offset in the geometry")
         best = float(candidates[int(np.nanargmin(errors))])
         if step <= 0.02:
-            return best
+            break
         step /= 4
         candidates = np.linspace(best - 4 * step * spacing, best + 4 * step * spacing, 9)
+    if abs(best) > reach * spacing or np.nanmin(errors) > _DISAGREE:
+        raise InputError(
+            "the axis cannot be estimated: with none in the middle half of the detector do rays that were measured from both ends agree;"
+            " give detector_offset in the geometry"
+        )
+    return best
+
+
+def _relative(squares: np.ndarray, y: np.ndarray, compared: np.ndarray) -> float:
+    """The mean of squared differences over the rays that are compared, relative to the mean square of these rays y.
+
+    NaN where they hold hardly anything of the object: any two air values would agree.
+    """
+    size = float(np.square(y[:, compared]).mean())
+    return float(squares[:, compared].mean()) / size if size > _LEAST_SEEN * float(np.square(y).mean()) else math.nan
 
 
 def _opposites_mismatch(y: np.ndarray, geometry: Geometry, offset: float) -> float:
-    """Mean squared difference of the rays that are seen from both ends."""
+    """Mean squared difference of the rays that are seen from both ends, relative to their mean square."""
     wanted, positions = _opposite_angles(geometry, offset)
     views, weights, usable = _interpolation(geometry, wanted)
     place = (-positions - offset) / geometry.detector_spacing + (geometry.detectors - 1) / 2  # (D,) where -s lies
     inside = (place >= 0) & (place <= geometry.detectors - 1)
     usable = usable & inside
-    if usable.any(0).mean() < 0.4:  # with the axis at the detector's end any two air values would agree
+    if usable.any(0).mean() < 0.4:
         return math.nan
     left = np.clip(np.floor(place).astype(int), 0, geometry.detectors - 2)
     share = place - left
     opposite = sum(
         weights[k] * (y[:, views[k], left[None]] * (1 - share) + y[:, views[k], left[None] + 1] * share) for k in (0, 1)
     )  # (B, V, D)
-    return float(np.square(y - opposite)[:, usable].mean())
+    return _relative(np.square(y - opposite), y, usable)
 
 
 def _seam(geometry: Geometry) -> np.ndarray | None:
@@ -148,7 +165,7 @@ def _seam(geometry: Geometry) -> np.ndarray | None:
 
 
 def _seam_mismatch(y: np.ndarray, geometry: Geometry, offset: float) -> float:
-    """Mean squared distance of the views beside the seam from the straight line between their neighbours, one of them flipped.
+    """Mean squared distance of the views beside the seam from the straight line between their neighbours, one of them flipped, relative.
 
     Views 2, 3 | 0, 1 follow one another, the latter two seen from the other side, half a turn on: view 3 lies between 2 and flipped 0,
     and flipped 0 between 3 and flipped 1.
@@ -165,7 +182,7 @@ def _seam_mismatch(y: np.ndarray, geometry: Geometry, offset: float) -> float:
     error = y[:, 3] - (1 - share) * y[:, 2] - share * flipped[:, 0]
     share = (first + math.pi - last) / (second + math.pi - last)
     error_after = flipped[:, 0] - (1 - share) * y[:, 3] - share * flipped[:, 1]
-    return float((np.square(error) + np.square(error_after))[:, inside].mean())
+    return _relative(np.square(error) + np.square(error_after), y[:, 3], inside)
 
 
 def _from_centre_of_mass(y: np.ndarray, geometry: Geometry) -> float:

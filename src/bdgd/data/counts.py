@@ -43,7 +43,8 @@ def line_integrals(counts: np.ndarray, flat: np.ndarray, dark: np.ndarray | floa
 
     Whole-number counts at or below the dark field are taken as half a count, other ones as half the smallest positive value.
     """
-    beam = np.asarray(flat - dark, dtype=np.float64)
+    flat, dark = np.asarray(flat, dtype=np.float64), np.asarray(dark, dtype=np.float64)  # unsigned numbers have no negative differences
+    beam = flat - dark
     dead = _dead_detectors(counts, beam, flat)
     signal = counts.astype(np.float64) - dark  # (V, D)
     missing = ~np.isfinite(signal) & ~dead

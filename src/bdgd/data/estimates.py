@@ -15,7 +15,7 @@ quantity: the noise in what an image leaves of its scan, where hardly an object 
 from __future__ import annotations
 
 import math
-from statistics import NormalDist
+from statistics import NormalDist, median
 
 import torch
 from torch import Tensor
@@ -38,12 +38,20 @@ def estimate_noise(sinograms: Tensor) -> GaussianNoise | PoissonNoise:
 
     Photon counting, where the noise rises with the line integral y as exp(y / 2) does: then 1 / sigma^2 = photons * exp(-y). Else
     normal noise of one size, relative to the mean of |y|. Noise that a detector spreads over its neighbours is underestimated;
-    an object that is rough in every ray is taken for noise.
+    an object that is rough in every ray is taken for noise. Each image is judged by itself, and of several the median counts.
     """
     require_batch(sinograms, sinograms.shape[1:], "the sinogram")
     if sinograms.shape[-1] <= _ORDER:
         raise InputError(f"the noise cannot be estimated from {sinograms.shape[-1]} detectors; give it with --noise")
-    y = sinograms.double()
+    found = [_noise_of(image) for image in sinograms.double()]
+    photons = [noise.photons for noise in found if isinstance(noise, PoissonNoise)]
+    if 2 * len(photons) > len(found):
+        return PoissonNoise(three_digits(median(photons)))
+    return GaussianNoise(three_digits(median(noise.relative for noise in found if isinstance(noise, GaussianNoise))))
+
+
+def _noise_of(y: Tensor) -> GaussianNoise | PoissonNoise:
+    """`estimate_noise` of one image (1, V, D)."""
     level, sigma = _by_level(y)
     rise = _slope(level, sigma)
     if rise > _RISE and float(level[-1] - level[0]) > _SPAN:

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from bdgd.checks import InputError, require_finite, require_number, require_positive
 
+_MOST_COUNTS = 2.0**53  # beyond it float64 has no number for every count
+
 
 class Noise(Protocol):
     """What `simulate` needs of a noise; `to_dict` is how it is kept beside the data."""
@@ -70,6 +72,8 @@ class PoissonNoise:
         _require_clean(clean)
         expected = self.photons * torch.exp(-self.attenuation * clean.to(device=generator.device, dtype=torch.float64))
         require_finite(expected, "the expected photon count")
+        if (most := float(expected.max())) > _MOST_COUNTS:
+            raise InputError(f"a ray would count {most:.3g} photons, more than can be drawn; take fewer, or noise=None for none of it")
         counts = torch.poisson(expected, generator=generator).clamp_min(0.5)
         noisy = -torch.log(counts / self.photons) / self.attenuation
         return noisy.to(device=clean.device, dtype=clean.dtype)

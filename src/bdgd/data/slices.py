@@ -64,7 +64,7 @@ def _scales(patients: Sequence[str], bright: Sequence[float]) -> list[float]:
 
 def _files(folder: str | Path) -> list[Path]:
     folder = Path(folder)
-    files = [*sorted(folder.glob("*.npz")), *sorted(folder.rglob("*.dcm"))] if folder.is_dir() else []
+    files = [*sorted(folder.glob("*.npz")), *sorted(path for path in folder.rglob("*") if _is_dicom(path))] if folder.is_dir() else []
     if not files:
         raise InputError(
             f"there is no folder {folder} with DICOM files (.dcm) or npz files; each npz file must hold hu (n, S, S) in Hounsfield units"
@@ -73,9 +73,13 @@ def _files(folder: str | Path) -> list[Path]:
     return files
 
 
+def _is_dicom(path: Path) -> bool:
+    return path.suffix.lower() == ".dcm"
+
+
 def _slices_of(path: Path, size: int) -> list[tuple[str, Tensor]]:
     """The patient and the attenuation (size, size) in 1/mm of each slice in a file."""
-    patients, pages = _read_dicom(path) if path.suffix == ".dcm" else _read_npz(path)
+    patients, pages = _read_dicom(path) if _is_dicom(path) else _read_npz(path)
     if pages.ndim != 3 or pages.dtype.kind not in "fiu" or pages.shape[1] != pages.shape[2] or not np.isfinite(pages).all():
         raise InputError(f"{path}: hu must be (n, S, S) of finite numbers, got {pages.dtype} {pages.shape}")
     if len(patients) != len(pages):

@@ -20,7 +20,7 @@ from bdgd.data.noise import Noise
 from bdgd.data.scans import Scans
 from bdgd.operators.geometry import Geometry
 
-Slices = int | slice | Sequence[int] | None
+Slices = int | np.integer | slice | Sequence[int] | np.ndarray | None
 _FOR_THE_AXIS = 3  # slices from which the axis of a stack is estimated
 
 
@@ -169,7 +169,10 @@ def _chosen(slices: Slices, count: int) -> range | list[int]:
         if isinstance(slices, slice):
             chosen: range | list[int] = range(count)[slices]
         else:
-            chosen = [range(count)[i] for i in ([slices] if isinstance(slices, int) else slices)]
+            numbers = [slices] if isinstance(slices, int | np.integer) else list(slices)
+            if any(isinstance(number, bool) for number in numbers):  # a mask is no numbers
+                raise TypeError
+            chosen = [range(count)[number] for number in numbers]
     except (IndexError, TypeError):
         raise InputError(f"slices must be numbers from 0 to {count - 1}, got {slices!r}") from None
     if len(chosen) == 0:

@@ -11,7 +11,8 @@ _MILLIMETRES = {"nm": 1e-6, "um": 1e-3, "µm": 1e-3, "mm": 1.0, "cm": 10.0, "m":
 
 def millimetres(unit: str) -> float:
     """The length of a unit such as "mm", or of a multiple such as "0.3 mm", in millimetres."""
-    number, _, name = unit.strip().rpartition(" ") if isinstance(unit, str) else ("", "", None)
+    number, _, name = unit.strip().rpartition(" ") if isinstance(unit, str) else ("", "", "")
+    name = name.replace("\N{GREEK SMALL LETTER MU}", "\N{MICRO SIGN}")  # both look alike
     if name not in _MILLIMETRES:
         raise InputError(f"unit must be one of {', '.join(_MILLIMETRES)}, got {unit!r}; leave it out where the length has no unit")
     return _MILLIMETRES[name] * (require_positive(number, "the number in a unit") if number else 1.0)  # type: ignore[arg-type]

@@ -20,6 +20,7 @@ from torch import Tensor
 from bdgd.checks import InputError, require_count, require_number, require_positive
 
 _SAME_ANGLE = 1e-6  # radians: views closer than this are one view measured twice
+_LOST = math.radians(10)  # a gap of so much in a turn is views that were left out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,12 +104,15 @@ class Geometry:
 
     @property
     def turn_weights(self) -> Tensor | None:
-        """(V,) `view_weights` modulo a full turn, for which views from opposite sides differ; None where the views are no full turn."""
-        return self._weights(2 * math.pi) if self._gaps(2 * math.pi)[-1] else None
+        """(V,) `view_weights` modulo a full turn, for which views from opposite sides differ; None where the views are no full turn.
 
-    def _weights(self, period: float) -> Tensor:
+        A turn in which a gap of at most 10 degrees is left out, as by bad views, is still one: its neighbours stand for the gap.
+        """
+        return self._weights(2 * math.pi, _LOST) if self._gaps(2 * math.pi, _LOST)[-1] else None
+
+    def _weights(self, period: float, lost: float = 0.0) -> Tensor:
         """(V,) `view_weights` modulo `period`."""
-        order, distinct, gaps, closed = self._gaps(period)
+        order, distinct, gaps, closed = self._gaps(period, lost)
         before, after = gaps.roll(1), gaps.clone()
         if not closed:  # the widest gap comes last, between the end of the arc and its start
             after[-1], before[0] = before[-1], after[0]
@@ -124,9 +128,9 @@ class Geometry:
         start = self.angles[int(order[0])] - float(gaps[0]) / 2
         return start, self.period if closed else float(self.view_weights.sum())
 
-    def _gaps(self, period: float) -> tuple[Tensor, Tensor, Tensor, bool]:
+    def _gaps(self, period: float, lost: float = 0.0) -> tuple[Tensor, Tensor, Tensor, bool]:
         """The views in the order of their angle modulo `period` (V,), the number of the distinct angle that each has (V,),
-        the gap after each distinct angle, widest last, and whether the views close the circle."""
+        the gap after each distinct angle, widest last, and whether the views close the circle, if need be with a gap of `lost`."""
         angles = torch.tensor(self.angles, dtype=torch.float64).remainder(period)
         order = torch.argsort(angles, stable=True)
         gaps = torch.diff(angles[order], append=angles[order[:1]] + period)
@@ -136,7 +140,7 @@ class Geometry:
         distinct = apart.roll(1).cumsum(0) - 1
         gaps = gaps[apart]
         inner = float(gaps[:-1].max()) if len(gaps) > 1 else 0.0
-        return order, distinct, gaps, inner == 0.0 or float(gaps[-1]) <= 1.5 * inner
+        return order, distinct, gaps, inner == 0.0 or float(gaps[-1]) <= max(1.5 * inner, lost + _SAME_ANGLE)
 
     def __getitem__(self, views: int | slice | Sequence[int]) -> Self:
         """The geometry of some of the views: `geometry[::2]`, `geometry[:60]`, `geometry[[0, 7, 9]]`."""

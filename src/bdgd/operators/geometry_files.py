@@ -102,7 +102,7 @@ def read_attributes(path: Path) -> dict[str, Any]:
         raise InputError(f"the geometry {path} has more than the {LARGEST_FILE} bytes that are read; give the geometry alone")
     kind, read = ("JSON", json.loads) if path.suffix.lower() == ".json" else ("TOML", tomllib.loads)
     try:
-        values = read(data.decode("utf-8"))
+        values = read(data.decode("utf-8-sig"))  # editors on Windows begin a file with a mark
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not valid {kind}, and has no suffix of a scan file: {' '.join(str(error).split())[:200]}") from None
     if not isinstance(values, dict):

@@ -5,6 +5,7 @@ A new operator writes `_apply` and `_adjoint`; checks, differentiation and algeb
 
 from __future__ import annotations
 
+import math
 import weakref
 from typing import Any
 
@@ -205,6 +206,8 @@ def adjoint_mismatch(operator: LinearOperator, generator: torch.Generator | None
             raise InputError(f"{operator} maps a random image to zero, so its transpose cannot be judged; check that rays meet the image")
         independent = abs(_dot(Ax, y) - _dot(x, ATy)) / (length * float(y.double().norm()))
         dependent = abs(length**2 - _dot(x, ATAx)) / length**2
+        if not math.isfinite(independent + dependent):  # NaN would not count as larger than 0
+            raise InputError(f"{operator} or its transpose makes NaN or infinite values of a random vector; check what it computes")
         worst = max(worst, independent, dependent)
     return worst
 

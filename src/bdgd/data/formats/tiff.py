@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,6 +55,13 @@ class _Pages:
             self._pages: list[Any] = list(file.pages)
         if remarks or not self._pages:
             raise InputError(f"{path.name} ends after {len(self._pages)} whole pages; check that it was copied completely")
+        images = int((file.imagej_metadata or {}).get("images", 1))
+        values = sum(math.prod(array["shape"]) for array in file.shaped_metadata or ())
+        if images > len(self._pages) or values > sum(math.prod(page.shape) for page in self._pages):
+            raise InputError(
+                f"{path.name} has one header for many pages, as ImageJ writes large stacks, and only pages with a header of their own"
+                " are read; write it again with tifffile.imwrite"
+            )
         first = self._pages[0]
         if len(first.shape) != 2 or first.dtype is None:
             raise InputError(f"{path.name} has pages of {first.dtype} {first.shape}; a page must be a grey picture, one number per pixel")
@@ -130,7 +138,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
     if path.stat().st_size > LARGEST_ATTRIBUTE:
         raise InputError(f"the geometry {path.name} has {path.stat().st_size} bytes; a geometry has at most 8 MB")
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path.name} is not valid TOML: {' '.join(str(error).split())[:200]}") from None
 
