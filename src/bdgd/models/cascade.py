@@ -188,7 +188,8 @@ class DeepGradientDescent(Reconstructor):
 
     def start(self, y: Tensor) -> Tensor:
         """x_0 (B, 1, H, W) of sinograms y (B, 1, V, D)."""
-        return self.initial(self.A, y)
+        with torch.autocast(y.device.type, enabled=False):  # see `misfit`
+            return self.initial(self.A, y)
 
     def begin(self, y: Tensor) -> State:
         """The state at x_0."""

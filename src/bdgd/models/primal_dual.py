@@ -58,9 +58,14 @@ class LearnedPrimalDual(Reconstructor):
         h = y.new_zeros(len(y), MEMORIES, *self.A.range_shape[1:])
         p = torch.cat((start, start, y.new_zeros(len(y), MEMORIES - 2, *self.A.domain_shape[1:])), 1)
         for dual, primal in zip(self.dual, self.primal, strict=True):
-            h = h + dual(torch.cat((h, self.A(p[:, 1:2]) / self.norm, y), 1)).to(h.dtype)
-            p = p + primal(torch.cat((p, self.A.T(h[:, 0:1]) / self.norm), 1)).to(p.dtype)
+            h = h + dual(torch.cat((h, self._scaled(self.A, p[:, 1:2]), y), 1)).to(h.dtype)
+            p = p + primal(torch.cat((p, self._scaled(self.A.T, h[:, 0:1])), 1)).to(p.dtype)
         return p[:, 0:1]
+
+    def _scaled(self, A: LinearOperator, v: Tensor) -> Tensor:
+        """A v or A' v for an operator of norm 1; inside autocast it keeps its precision, whatever the operator does there."""
+        with torch.autocast(v.device.type, enabled=False):
+            return A(v) / self.norm
 
     @property
     def noise_level(self) -> Tensor:

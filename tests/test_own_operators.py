@@ -1,0 +1,74 @@
+"""Operators of one's own: whatever class they are, they keep their precision and their tensors, and any shape of sinogram will do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from toys import KINDS, MODELS, DenseOperator, same_posterior, seeded, small_model
+
+import bdgd
+from bdgd import backends
+from bdgd.models import DeepGradientDescent, Reconstructor
+
+IMAGE, SINOGRAM = (1, 6, 8), (1, 5, 6)
+MATRIX = torch.randn(30, 48, generator=torch.Generator().manual_seed(0)) / 10
+
+
+class Exact(bdgd.LinearOperator):
+    """The matrix as the library has its operators: inside autocast it stays in its own precision."""
+
+    def __init__(self) -> None:
+        super().__init__(IMAGE, SINOGRAM)
+
+    def _apply(self, x: Tensor) -> Tensor:
+        return (x.flatten(1) @ MATRIX.T).reshape(-1, *SINOGRAM)
+
+    def _adjoint(self, y: Tensor) -> Tensor:
+        return (y.flatten(1) @ MATRIX).reshape(-1, *IMAGE)
+
+
+def bare(shape: tuple[int, ...] = SINOGRAM) -> DenseOperator:
+    return DenseOperator(MATRIX, IMAGE, shape)
+
+
+def start(A: bdgd.LinearOperator, y: Tensor) -> Tensor:
+    return 0.3 * A.T(y)
+
+
+def model_of(name: str, A: bdgd.LinearOperator) -> Reconstructor:
+    model = small_model(name, A)
+    if isinstance(model, DeepGradientDescent):
+        model.initial = start
+    return model
+
+
+def scans_of(shape: tuple[int, ...] = SINOGRAM, count: int = 6) -> bdgd.Scans:
+    images = torch.rand(count, *IMAGE, generator=seeded(3))
+    return bdgd.simulate(bare(shape), images, bdgd.GaussianNoise(0.01), generator=seeded(4))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_bare_operator_is_not_rounded_by_bfloat16(name: str) -> None:
+    """Neither where draws ask for it, nor where the caller does."""
+    y = scans_of().sinograms
+    one, other = model_of(name, bare()), model_of(name, Exact())
+    expected = bdgd.reconstruct(other, y, draws=3, precision="bfloat16")
+    assert same_posterior(bdgd.reconstruct(one, y, draws=3, precision="bfloat16"), expected)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert same_posterior(bdgd.reconstruct(one, y, draws=3, precision="bfloat16"), expected)
+
+
+@pytest.mark.parametrize("misfit", ["gaussian", "poisson"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cascade_is_trained_jointly_on_a_bare_operator_as_on_one_of_the_library(
+    kind: str, misfit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the convolutions of a training are in bfloat16 too."""
+    monkeypatch.setattr(backends, "prefers_bfloat16", lambda device: True)
+    found = []
+    for A in (bare(), Exact()):
+        model = DeepGradientDescent(A, blocks=2, last_layer=kind, initial=start, gradient_scale=3.0, misfit=misfit)
+        bdgd.finetune_jointly(model, scans_of(), epochs=1, batch=3, generator=seeded())
+        found.append(model.fingerprint())
+    assert found[0] == found[1]
