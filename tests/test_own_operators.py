@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from toys import KINDS, MODELS, DenseOperator, same_posterior, seeded, small_model
 
 import bdgd
@@ -26,6 +28,23 @@ class Exact(bdgd.LinearOperator):
 
     def _adjoint(self, y: Tensor) -> Tensor:
         return (y.flatten(1) @ MATRIX).reshape(-1, *IMAGE)
+
+
+class Learned(nn.Module):
+    """The matrix as a module, with weights that could be trained."""
+
+    domain_shape, range_shape = IMAGE, SINOGRAM
+
+    def __init__(self, factor: float = 1.0) -> None:
+        super().__init__()
+        self.matrix = nn.Parameter(factor * MATRIX)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.flatten(1) @ self.matrix.T).reshape(-1, *SINOGRAM)
+
+    @property
+    def T(self) -> DenseOperator:
+        return DenseOperator(self.matrix.T, SINOGRAM, IMAGE)
 
 
 def bare(shape: tuple[int, ...] = SINOGRAM) -> DenseOperator:
@@ -72,3 +91,18 @@ def test_a_cascade_is_trained_jointly_on_a_bare_operator_as_on_one_of_the_librar
         bdgd.finetune_jointly(model, scans_of(), epochs=1, batch=3, generator=seeded())
         found.append(model.fingerprint())
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("name", ["point", "primal_dual"])
+def test_an_operator_that_is_a_module_is_no_part_of_the_model(name: str, tmp_path: Path) -> None:
+    """Training does not change it, files do not have it, and loading does not overwrite it."""
+    A, scans, path = Learned(), scans_of(), tmp_path / "model.safetensors"
+    model = model_of(name, A)
+    train = bdgd.finetune_jointly if isinstance(model, DeepGradientDescent) else bdgd.train_directly
+    train(model, scans, epochs=1, learning_rate=1e-2, last_learning_rate=1e-3)  # type: ignore[arg-type]
+    assert model.A is A and torch.equal(A.matrix, MATRIX)
+    bdgd.save(model, path)
+    mine = Learned(1.1)
+    loaded = bdgd.load(path, operator=mine, initial=start)  # type: ignore[arg-type]
+    assert loaded.A is mine and torch.equal(mine.matrix, 1.1 * MATRIX)
+    assert loaded.fingerprint() == model.fingerprint()
