@@ -106,3 +106,15 @@ def test_an_operator_that_is_a_module_is_no_part_of_the_model(name: str, tmp_pat
     loaded = bdgd.load(path, operator=mine, initial=start)  # type: ignore[arg-type]
     assert loaded.A is mine and torch.equal(mine.matrix, 1.1 * MATRIX)
     assert loaded.fingerprint() == model.fingerprint()
+
+
+def test_an_operator_may_call_something_else_its_geometry(tmp_path: Path) -> None:
+    class Cone(DenseOperator):
+        geometry = "cone"
+
+    model = model_of("mean_field", Cone(MATRIX, IMAGE, SINOGRAM))
+    assert isinstance(model, DeepGradientDescent) and model.geometry is None
+    bdgd.train_greedily(model, scans_of(count=20), epochs=1, augment=True, run=tmp_path / "run")
+    calibration = bdgd.calibrate(model, scans_of(count=20), draws=2)
+    bdgd.save(model.with_calibration(calibration), tmp_path / "model.safetensors")
+    assert bdgd.load(tmp_path / "model.safetensors", operator=model.A, initial=start).calibration == calibration

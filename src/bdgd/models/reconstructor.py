@@ -50,8 +50,9 @@ class Reconstructor(nn.Module):
 
     @property
     def geometry(self) -> Geometry | None:
-        """That of its operator; None where it has none."""
-        return getattr(self.A, "geometry", None)
+        """That of its operator; None where it has none, or something else of that name."""
+        geometry = getattr(self.A, "geometry", None)
+        return geometry if isinstance(geometry, Geometry) else None
 
     @property
     def random(self) -> bool:
