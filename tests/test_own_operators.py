@@ -118,3 +118,13 @@ def test_an_operator_may_call_something_else_its_geometry(tmp_path: Path) -> Non
     calibration = bdgd.calibrate(model, scans_of(count=20), draws=2)
     bdgd.save(model.with_calibration(calibration), tmp_path / "model.safetensors")
     assert bdgd.load(tmp_path / "model.safetensors", operator=model.A, initial=start).calibration == calibration
+
+
+@pytest.mark.parametrize("shape", [(30,), (5, 6), (2, 5, 3), (2, 1, 5, 3)], ids=str)
+def test_a_scale_head_takes_sinograms_of_any_shape(shape: tuple[int, ...]) -> None:
+    model, scans = model_of("mean_field", bare(shape)), scans_of(shape)
+    assert isinstance(model, DeepGradientDescent)
+    bdgd.train_scale_head(model, scans, epochs=1, draws=2)
+    posterior = bdgd.reconstruct(model, scans.sinograms, draws=2)
+    alone = bdgd.reconstruct(model, scans.sinograms[3:4], draws=2)
+    assert posterior.std.shape == (6, *IMAGE) and torch.equal(posterior.std[3:4], alone.std)
