@@ -11,7 +11,7 @@ from toys import KINDS, MODELS, DenseOperator, same_posterior, seeded, small_mod
 
 import bdgd
 from bdgd import backends
-from bdgd.models import DeepGradientDescent, Reconstructor
+from bdgd.models import DeepGradientDescent, LearnedPrimalDual, Reconstructor
 
 IMAGE, SINOGRAM = (1, 6, 8), (1, 5, 6)
 MATRIX = torch.randn(30, 48, generator=torch.Generator().manual_seed(0)) / 10
@@ -128,3 +128,9 @@ def test_a_scale_head_takes_sinograms_of_any_shape(shape: tuple[int, ...]) -> No
     posterior = bdgd.reconstruct(model, scans.sinograms, draws=2)
     alone = bdgd.reconstruct(model, scans.sinograms[3:4], draws=2)
     assert posterior.std.shape == (6, *IMAGE) and torch.equal(posterior.std[3:4], alone.std)
+
+
+@pytest.mark.parametrize("shape", [(30,), (2, 5, 3), (2, 1, 5, 3)], ids=str)
+def test_learned_primal_dual_says_which_sinograms_it_takes(shape: tuple[int, ...]) -> None:
+    with pytest.raises(bdgd.InputError, match=r"learned primal-dual needs an operator to sinograms of shape \(1, V, D\)"):
+        LearnedPrimalDual(bare(shape), 1)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bdgd.checks import require_choice, require_count
+from bdgd.checks import InputError, require_choice, require_count
 from bdgd.classical import fbp
 from bdgd.keyed import keyed_generator, own_random_state
 from bdgd.models import fused
@@ -35,6 +35,11 @@ class LearnedPrimalDual(Reconstructor):
 
     def __init__(self, A: LinearOperator, iterations: int = 10, *, start: str = "zero", value_scale: float = 1.0, seed: int = 0):
         super().__init__(A, value_scale=value_scale)
+        if len(A.range_shape) != 3 or A.range_shape[0] != 1:
+            raise InputError(
+                f"learned primal-dual needs an operator to sinograms of shape (1, V, D), the range_shape of {A} is {tuple(A.range_shape)};"
+                " a cascade takes any"
+            )
         self.norm, self.starts_at = operator_norm(A), require_choice(start, STARTS, "start")
         count = require_count(iterations, "iterations")
         with own_random_state():
