@@ -162,7 +162,7 @@ class DeepGradientDescent(Reconstructor):
         if misfit == "gaussian" and attenuation != 1.0:
             raise InputError(f"attenuation is for misfit='poisson', got attenuation={attenuation:g} with 'gaussian'; leave one of them out")
         self.misfit = make_misfit(A, misfit, gradient_scale, attenuation * self.value_scale)
-        modules = nn.ModuleList(GradientBlock(last_layer) for _ in range(require_count(blocks, "blocks")))
+        modules = nn.ModuleList(GradientBlock(last_layer).float() for _ in range(require_count(blocks, "blocks")))
         self.blocks = cast(Sequence[GradientBlock], modules)  # what type checkers should see in it
         for k, block in enumerate(self.blocks):
             block.reset(keyed_generator(seed, "block", k))

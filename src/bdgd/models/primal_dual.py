@@ -93,4 +93,4 @@ def _update(channels_in: int, channels_out: int) -> _Update:
 
     return _Update(
         convolution(channels_in, WIDTH), nn.PReLU(WIDTH), convolution(WIDTH, WIDTH), nn.PReLU(WIDTH), convolution(WIDTH, channels_out)
-    )
+    ).float()
