@@ -122,6 +122,8 @@ def _prepared(model: Reconstructor, scans: Scans) -> Scans:
         raise InputError("calibrating needs scans with their true images; these have none: simulate them with bdgd.simulate")
     if len(scans) < LEAST_IMAGES:
         raise InputError(f"calibrating needs at least {LEAST_IMAGES} scans, got {len(scans)}; 1000 or more hold 99.5 % as well")
+    if model.scale_head is None and not bool(model.noise_level.isfinite()):
+        raise InputError("calibrating needs a trained model, this one has no noise level; train it first")
     geometry = model.geometry
     if scans.geometry is not None and geometry is not None and scans.geometry != geometry:
         raise InputError("the scans were made with another geometry than the model's; calibrate on scans of the model's geometry")
