@@ -93,6 +93,32 @@ def test_a_cascade_is_trained_jointly_on_a_bare_operator_as_on_one_of_the_librar
     assert found[0] == found[1]
 
 
+class Foreign(DenseOperator):
+    """What NumPy or another program computes: nothing is differentiated through it."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return super().__call__(x.detach())
+
+    @property
+    def T(self) -> DenseOperator:
+        return Foreign(self.matrix.T, self.range_shape, self.domain_shape)
+
+
+def test_an_operator_without_gradients_is_for_greedy_training_alone(tmp_path: Path) -> None:
+    """Through it the other two would follow gradients that are wrong, and say nothing."""
+    A = Foreign(MATRIX, IMAGE, SINOGRAM)
+    found = []
+    for operator in (A, bare()):
+        model = DeepGradientDescent(operator, blocks=2, initial=start, gradient_scale=3.0)
+        bdgd.train_greedily(model, scans_of(), epochs=1, generator=seeded())
+        found.append(model.fingerprint())
+    assert found[0] == found[1]
+    for train, name in ((bdgd.finetune_jointly, "mean_field"), (bdgd.train_directly, "primal_dual")):
+        with pytest.raises(bdgd.InputError, match=r"which gives no gradients; make it a bdgd\.LinearOperator"):
+            train(model_of(name, A), scans_of(), run=tmp_path / "run")  # type: ignore[arg-type]
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("name", ["point", "primal_dual"])
 def test_an_operator_that_is_a_module_is_no_part_of_the_model(name: str, tmp_path: Path) -> None:
     """Training does not change it, files do not have it, and loading does not overwrite it."""

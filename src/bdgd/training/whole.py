@@ -115,6 +115,11 @@ def _starts(model: DeepGradientDescent | LearnedPrimalDual, scans: Scans) -> tor
 
 def _trainer(model: Reconstructor, objective: Objective, schedule: Schedule, seed: int, report: Report | None) -> Trainer:
     """A trainer that captures its step where the operator, through which every step goes, can be captured."""
+    A = model.A
+    with torch.enable_grad():
+        for apply, shape in ((A, A.domain_shape), (A.T, A.range_shape)):
+            if not apply(torch.zeros(1, *shape, device=model.device, requires_grad=True)).requires_grad:
+                raise InputError(f"training goes through {A}, which gives no gradients; make it a bdgd.LinearOperator, which has them")
     return Trainer(objective, schedule, seed=seed, report=report, capture=getattr(model.A, "capturable", False))
 
 
