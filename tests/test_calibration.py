@@ -16,11 +16,11 @@ from toys import dense, small_model, small_transform, some_sinograms
 import bdgd
 from bdgd.checks import InputError
 from bdgd.data import GaussianNoise, Scans, random_ellipses, simulate
-from bdgd.inference import Miscoverage, Posterior, calibrating, edge_mask, reconstruct
+from bdgd.inference import Miscoverage, Posterior, calibrating, edge_mask, reconstruct, sampling
 from bdgd.inference.posterior import Origin
 from bdgd.inference.risk_control import LEVELS, Z_EDGES, ScoreHistogram, allowed_loss, stratified_thresholds, threshold_per_level
 from bdgd.keyed import keyed_generator, seed_from
-from bdgd.models import Calibration, ScaleMixture, calibration_from_dict, load, read_tensors, save, write_tensors
+from bdgd.models import Calibration, Reconstructor, ScaleMixture, calibration_from_dict, load, read_tensors, save, write_tensors
 from bdgd.models.calibration import at_level
 from bdgd.operators import RayTransform
 
@@ -309,7 +309,7 @@ def test_every_scan_has_draws_of_its_own_on_every_device(device: torch.device, m
         made.append(reconstruct(*given, **options))
         return made[-1]
 
-    monkeypatch.setattr(calibrating, "reconstruct", watched)
+    monkeypatch.setattr(calibrating, "reconstruct_and_keep", watched)
     bdgd.calibrate(small_model().to(device), small_scans(21), draws=2)
     expected = [seed_from(keyed_generator(0, "calibrate", "shape", n)) for n in range(11)]
     expected += [seed_from(keyed_generator(0, "calibrate", "guarantee", n)) for n in range(10)]
@@ -408,3 +408,17 @@ def test_a_damaged_calibration_is_refused_when_the_model_is_read(damage: Any, ca
 def test_calibrating_needs_scans() -> None:
     with refusal("calibrating needs Scans, images with their sinograms, got Tensor; make them with bdgd.simulate"):
         bdgd.calibrate(small_model(), small_scans(20).sinograms)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("model", [bdgd.DeepGradientDescent(small_transform(), 1, "point"), bdgd.LearnedPrimalDual(small_transform(), 1)])
+def test_a_model_without_a_noise_level_is_refused(model: Reconstructor) -> None:
+    """Its calibration would have no level and tables of NaN, which no file can be read with."""
+    with pytest.raises(InputError, match="calibrating needs a trained model, this one has no noise level; train it first"):
+        bdgd.calibrate(model, small_scans(20), draws=2)
+
+
+def test_draws_are_made_once_for_pixels_and_regions(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, once = [], sampling._draws
+    monkeypatch.setattr(sampling, "_draws", lambda *arguments: made.append(1) or once(*arguments))
+    bdgd.calibrate(small_model(), small_scans(20), draws=2)
+    assert len(made) == 20

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from toys import KINDS, MODELS, DenseOperator, dense, no_update_undone, small_model, small_transform, some_sinograms
+from toys import KINDS, MODELS, MODES, DenseOperator, dense, no_update_undone, same_posterior, small_model, small_transform, some_sinograms
 
 from bdgd.checks import InputError
 from bdgd.classical import fbp
-from bdgd.inference import reconstruct
+from bdgd.inference import Posterior, reconstruct
 from bdgd.keyed import keyed_generator
-from bdgd.models import DeepGradientDescent, GradientBlock, ScaleHead, load, save
+from bdgd.models import DeepGradientDescent, GradientBlock, LearnedPrimalDual, ScaleHead, load, save
 from bdgd.models.cascade import MOST_GROWTH
 from bdgd.operators import ParallelBeam, RayTransform, operator_norm
 
@@ -200,17 +200,24 @@ def test_what_cannot_be_built_is_refused_in_a_sentence(arguments: dict[str, Any]
     assert "\n" not in str(refusal.value)
 
 
-def test_models_are_in_float32_whatever_the_default_is() -> None:
-    before, y = torch.get_default_dtype(), some_sinograms(small_transform())
+def test_models_and_their_draws_are_the_same_whatever_the_default_precision_is() -> None:
+    A = small_transform()
+    y, models = some_sinograms(A), [small_model(kind) for kind in MODELS]
+
+    def made() -> tuple[list[dict[str, Tensor]], list[Posterior]]:
+        fresh = [*(DeepGradientDescent(A, 1, kind) for kind in KINDS), LearnedPrimalDual(A, 1), ScaleHead(3)]
+        draws = [reconstruct(model, y, draws=2, draw=mode) for model in models for mode in MODES]
+        return [module.state_dict() for module in fresh], draws
+
+    expected, before = made(), torch.get_default_dtype()
     try:
         torch.set_default_dtype(torch.float64)
-        models = [small_model(kind) for kind in MODELS]
-        found = [reconstruct(model, y, draws=2) for model in models]
+        found = made()
     finally:
         torch.set_default_dtype(before)
-    for model, posterior in zip(models, found, strict=True):
-        assert all(tensor.dtype == torch.float32 for tensor in model.state_dict().values() if tensor.is_floating_point())
-        assert posterior.mean.dtype == posterior.std.dtype == torch.float32
+    for one, other in zip(found[0], expected[0], strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+    assert all(same_posterior(*pair) for pair in zip(found[1], expected[1], strict=True))
 
 
 def test_attenuation_belongs_to_photons() -> None:

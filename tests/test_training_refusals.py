@@ -17,7 +17,7 @@ from bdgd.checks import Diverged, InputError
 from bdgd.data import Scans
 from bdgd.models import LearnedPrimalDual, ScaleHead
 from bdgd.operators import RayTransform
-from bdgd.training import finetune_jointly, train_directly, train_greedily
+from bdgd.training import finetune_jointly, laplace, train_directly, train_greedily
 
 OTHER_ANGLES = RayTransform(replace(A.geometry, angles=tuple(angle + 0.1 for angle in A.geometry.angles)))
 BAD_SCANS = {
@@ -49,6 +49,15 @@ def test_scans_that_do_not_fit_are_refused_before_any_work(scans: Scans, message
             train(model, first, **arguments)
         assert same(state_of(model), before)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("train", [train_greedily, finetune_jointly, laplace, train_directly])
+def test_a_model_of_the_other_kind_is_refused(train: Any) -> None:
+    model = cascade() if train is train_directly else LearnedPrimalDual(A, iterations=1)
+    names = ("DeepGradientDescent", "LearnedPrimalDual")
+    wanted, given = names[::-1] if train is train_directly else names
+    with pytest.raises(InputError, match=f"is for a? ?{wanted}, got {given}; .* has bdgd.train_"):
+        train(model, TRAIN)
 
 
 def test_a_training_that_diverges_says_so_by_its_kind(tmp_path: Path) -> None:

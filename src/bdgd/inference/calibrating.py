@@ -18,7 +18,7 @@ from bdgd.inference.alarm import ordinary_reference, require_false_alarms
 from bdgd.inference.calibrating_regions import DiscScores
 from bdgd.inference.posterior import Posterior
 from bdgd.inference.risk_control import LEVELS, ScoreHistogram, stratified_thresholds
-from bdgd.inference.sampling import drawn, reconstruct
+from bdgd.inference.sampling import drawn, reconstruct_and_keep
 from bdgd.inference.witnesses import Witnesses, witnesses_of
 from bdgd.keyed import keyed_generator, seed_from
 from bdgd.metrics import OBJECT
@@ -63,7 +63,8 @@ def calibrate(
         # One by one, each scan with draws of its own: with its draws it is then exchangeable with a new scan and that scan's draws.
         # Under draws that all calibration scans share, the guarantee would hold for reconstructions with these very draws alone.
         for number, (y, truth) in enumerate(_one_by_one(part)):
-            yield y, truth, reconstruct(plain, y, draws, generator=keyed_generator(seed, "calibrate", name, number), draw=draw)
+            own = keyed_generator(seed, "calibrate", name, number)
+            yield y, truth, reconstruct_and_keep(plain, y, draws, generator=own, draw=draw)  # regions replay the draws
             if report:
                 report(1)
 
@@ -121,6 +122,8 @@ def _prepared(model: Reconstructor, scans: Scans) -> Scans:
         raise InputError("calibrating needs scans with their true images; these have none: simulate them with bdgd.simulate")
     if len(scans) < LEAST_IMAGES:
         raise InputError(f"calibrating needs at least {LEAST_IMAGES} scans, got {len(scans)}; 1000 or more hold 99.5 % as well")
+    if model.scale_head is None and not bool(model.noise_level.isfinite()):
+        raise InputError("calibrating needs a trained model, this one has no noise level; train it first")
     geometry = model.geometry
     if scans.geometry is not None and geometry is not None and scans.geometry != geometry:
         raise InputError("the scans were made with another geometry than the model's; calibrate on scans of the model's geometry")

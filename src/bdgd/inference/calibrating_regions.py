@@ -45,7 +45,7 @@ class DiscScores:
         generators = [keyed_generator(self.seed, "discs", self.images + n) for n in range(len(truth))]
         found = [random_discs(image[0] / self.unit, g) for image, g in zip(truth, generators, strict=True)]
         masks = torch.stack(found)  # (B, sizes * discs, H, W)
-        share = torch.stack([torch.rand(masks.shape[1], generator=g) for g in generators]).to(truth)
+        share = torch.stack([torch.rand(masks.shape[1], generator=g, dtype=torch.float32) for g in generators]).to(truth)
         threshold = (0.1 + 0.8 * share) * posterior.mean.amax((2, 3))  # from 0.1 to 0.9 of the image's largest value
         self.images += len(truth)
         weights = masks / masks.sum((2, 3), keepdim=True)
@@ -84,7 +84,7 @@ def random_discs(truth: Tensor, generator: torch.Generator) -> Tensor:
     """
     discs = []
     for low, high in itertools.pairwise(RADII):
-        radius = low + (high - low) * torch.rand(DISCS, generator=generator)
+        radius = low + (high - low) * torch.rand(DISCS, generator=generator, dtype=torch.float32)
         for n in range(DISCS):
             discs.append(random_disc(truth, float(radius[n]), generator, on_object=n < ON_OBJECT))
     return torch.stack(discs).to(truth)

@@ -140,9 +140,9 @@ def error_mixture(model: Reconstructor, y: Tensor, mean: Tensor, epistemic: Tens
     scale = model.value_scale
     if model.scale_head is not None and block == last_block(model):
         inside = (y, mean / scale, epistemic / scale**2)
-        parts = zip(*inside, strict=True) if y.device.type == "cpu" else (inside,)  # see `_draws`
+        parts = zip(*(t.split(1) for t in inside), strict=True) if y.device.type == "cpu" else (inside,)  # see `_draws`
         with _precision(y, False):
-            heads = [model.scale_head(model.clues(*(t.reshape(-1, *t.shape[-3:]) for t in part))) for part in parts]
+            heads = [model.scale_head(model.clues(*part)) for part in parts]
         return ScaleMixture(torch.cat([h.log_weights for h in heads]), scale**2 * torch.cat([h.variances for h in heads]))
     level = model.noise_level_after(block) if isinstance(model, DeepGradientDescent) else model.noise_level
     return ScaleMixture.gaussian((level**2).to(mean).expand_as(mean).clone())

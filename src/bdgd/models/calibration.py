@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from bdgd.checks import InputError, require_number
-from bdgd.operators import LinearOperator
+from bdgd.operators import Geometry, LinearOperator
 
 Row = tuple[float, ...]
 Table = tuple[Row, ...]
@@ -92,7 +92,7 @@ class Calibration:
     def fits(self, A: LinearOperator) -> bool:
         """Whether the operator has the geometry of the calibration images, as far as both are known."""
         geometry = getattr(A, "geometry", None)
-        return geometry is None or self.geometry is None or geometry.to_dict() == self.geometry
+        return not isinstance(geometry, Geometry) or self.geometry is None or geometry.to_dict() == self.geometry
 
     def require(self, draws: int, draw: str, complete: bool = True) -> None:
         """Raise unless a posterior was made as the calibration images were."""

@@ -162,7 +162,7 @@ class DeepGradientDescent(Reconstructor):
         if misfit == "gaussian" and attenuation != 1.0:
             raise InputError(f"attenuation is for misfit='poisson', got attenuation={attenuation:g} with 'gaussian'; leave one of them out")
         self.misfit = make_misfit(A, misfit, gradient_scale, attenuation * self.value_scale)
-        modules = nn.ModuleList(GradientBlock(last_layer) for _ in range(require_count(blocks, "blocks")))
+        modules = nn.ModuleList(GradientBlock(last_layer).float() for _ in range(require_count(blocks, "blocks")))
         self.blocks = cast(Sequence[GradientBlock], modules)  # what type checkers should see in it
         for k, block in enumerate(self.blocks):
             block.reset(keyed_generator(seed, "block", k))
@@ -188,7 +188,8 @@ class DeepGradientDescent(Reconstructor):
 
     def start(self, y: Tensor) -> Tensor:
         """x_0 (B, 1, H, W) of sinograms y (B, 1, V, D)."""
-        return self.initial(self.A, y)
+        with torch.autocast(y.device.type, enabled=False):  # see `misfit`
+            return self.initial(self.A, y)
 
     def begin(self, y: Tensor) -> State:
         """The state at x_0."""

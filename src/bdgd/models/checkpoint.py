@@ -46,7 +46,7 @@ def save(model: Reconstructor, path: str | Path) -> None:
         "initial": "fbp" if getattr(model, "initial", fbp) is fbp else "custom",
         "domain_shape": list(model.A.domain_shape),
         "range_shape": list(model.A.range_shape),
-        "geometry": geometry.to_dict() if isinstance(geometry, Geometry) else None,
+        "geometry": geometry.to_dict() if geometry is not None else None,
         "provenance": model.provenance,
         "weights": model.fingerprint(),
         **bars,

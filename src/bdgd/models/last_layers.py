@@ -15,6 +15,7 @@ A posterior draw is one set of weights for the whole image, which keeps the corr
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -88,7 +89,7 @@ class GaussianLayer(PointLayer):
     random = True
 
     def local_noise(self, batch: int, size: tuple[int, int], generator: torch.Generator) -> Tensor:
-        return torch.randn(batch, 1, *size, generator=generator, device=generator.device)
+        return _standard(torch.randn, batch, 1, *size, generator=generator)
 
     def forward(self, features: Tensor, noise: Tensor) -> Tensor:
         return super().forward(features, noise) + (self.local_variance(features) + TINY).sqrt() * noise
@@ -124,7 +125,7 @@ class MeanFieldLayer(GaussianLayer):
             return F.conv2d(features.to(variances.dtype) ** 2, variances, padding=1)
 
     def draw(self, count: int, generator: torch.Generator) -> Tensor:
-        normal = torch.randn(count, *self.weight.shape[1:], generator=generator, device=generator.device).to(self.weight)
+        normal = _standard(torch.randn, count, *self.weight.shape[1:], generator=generator).to(self.weight)
         return self.weight + self.log_std.exp() * normal
 
     def kl(self) -> Tensor:
@@ -171,7 +172,7 @@ class FullCovarianceLayer(GaussianLayer):
             return F.conv2d(features.to(columns.dtype), columns, padding=1).square().sum(1, keepdim=True)
 
     def draw(self, count: int, generator: torch.Generator) -> Tensor:
-        normal = torch.randn(count, self.weight.numel(), generator=generator, device=generator.device).to(self.weight)
+        normal = _standard(torch.randn, count, self.weight.numel(), generator=generator).to(self.weight)
         return self.weight + (normal @ self.cholesky().T).reshape(count, *self.weight.shape[1:])
 
     def kl(self) -> Tensor:
@@ -190,14 +191,14 @@ class DropoutLayer(PointLayer):
 
     def local_noise(self, batch: int, size: tuple[int, int], generator: torch.Generator) -> Tensor:
         """The features that are kept, each divided by the probability to be kept."""
-        uniform = torch.rand(batch, self.weight.shape[1], *size, generator=generator, device=generator.device)
+        uniform = _standard(torch.rand, batch, self.weight.shape[1], *size, generator=generator)
         return (uniform >= self.rate).to(uniform.dtype) / (1 - self.rate)
 
     def forward(self, features: Tensor, noise: Tensor) -> Tensor:
         return self.convolve(features * noise, self.weight)
 
     def draw(self, count: int, generator: torch.Generator) -> Tensor:
-        uniform = torch.rand(count, *self.weight.shape[1:], generator=generator, device=generator.device).to(self.weight)
+        uniform = _standard(torch.rand, count, *self.weight.shape[1:], generator=generator).to(self.weight)
         return self.weight * (uniform >= self.rate) / (1 - self.rate)
 
     def kl(self) -> Tensor:
@@ -213,6 +214,11 @@ LAST_LAYERS: dict[str, type[PointLayer]] = {
 }
 
 
+def _standard(law: Callable[..., Tensor], *shape: int, generator: torch.Generator) -> Tensor:
+    """Random numbers where the generator is, in float32 whatever PyTorch's default is: in float64 they would be others."""
+    return law(shape, generator=generator, device=generator.device, dtype=torch.float32)
+
+
 def make_last_layer(kind: str, features: int = 16) -> PointLayer:
     """The last layer of that kind."""
     return LAST_LAYERS[require_choice(kind, tuple(LAST_LAYERS), "last_layer")](features)
@@ -221,7 +227,8 @@ def make_last_layer(kind: str, features: int = 16) -> PointLayer:
 def fresh_parameters(layer: nn.Conv2d, generator: torch.Generator) -> list[Tensor]:
     """New weight and bias by PyTorch's default initialisation (uniform with bound 1 / sqrt(fan in)), from a CPU generator of one's own."""
     bound = 1 / math.sqrt(layer.weight[0].numel())
-    return [torch.empty(parameter.shape).uniform_(-bound, bound, generator=generator) for parameter in layer.parameters()]
+    new = (torch.empty(parameter.shape, dtype=parameter.dtype) for parameter in layer.parameters())
+    return [parameter.uniform_(-bound, bound, generator=generator) for parameter in new]
 
 
 @torch.no_grad()

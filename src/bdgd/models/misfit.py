@@ -2,6 +2,7 @@
 
 Inside, the operator is scaled to norm 1 and the gradient multiplied by an explicit `scale`, so that nothing depends on the
 unit of length or on the number of views. The scale matters: a cascade fed with the plain unit-norm gradient stalls.
+Inside autocast both keep their precision, whatever the operator does there.
 """
 
 from __future__ import annotations
@@ -30,10 +31,12 @@ class GaussianMisfit:
 
     def gradient_of(self, residual: Tensor) -> Tensor:
         """The gradient where the residual (B, *range_shape) is known already."""
-        return (self.scale / self.norm**2) * self.A.T(residual)
+        with torch.autocast(residual.device.type, enabled=False):
+            return (self.scale / self.norm**2) * self.A.T(residual)
 
     def residual(self, x: Tensor, y: Tensor) -> Tensor:
-        return self.A(x) - y
+        with torch.autocast(x.device.type, enabled=False):
+            return self.A(x) - y
 
     def to_dict(self) -> dict[str, Any]:
         return {"kind": "gaussian", "scale": self.scale}
@@ -50,7 +53,8 @@ class PoissonMisfit(GaussianMisfit):
     attenuation: float = 1.0
 
     def residual(self, x: Tensor, y: Tensor) -> Tensor:
-        return (torch.exp(-self.attenuation * y) - torch.exp(-self.attenuation * self.A(x))) / self.attenuation
+        with torch.autocast(x.device.type, enabled=False):
+            return (torch.exp(-self.attenuation * y) - torch.exp(-self.attenuation * self.A(x))) / self.attenuation
 
     def to_dict(self) -> dict[str, Any]:
         return {"kind": "poisson", "scale": self.scale, "attenuation": self.attenuation}

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bdgd.checks import require_choice, require_count
+from bdgd.checks import InputError, require_choice, require_count
 from bdgd.classical import fbp
 from bdgd.keyed import keyed_generator, own_random_state
 from bdgd.models import fused
@@ -35,6 +35,11 @@ class LearnedPrimalDual(Reconstructor):
 
     def __init__(self, A: LinearOperator, iterations: int = 10, *, start: str = "zero", value_scale: float = 1.0, seed: int = 0):
         super().__init__(A, value_scale=value_scale)
+        if len(A.range_shape) != 3 or A.range_shape[0] != 1:
+            raise InputError(
+                f"learned primal-dual needs an operator to sinograms of shape (1, V, D), the range_shape of {A} is {tuple(A.range_shape)};"
+                " a cascade takes any"
+            )
         self.norm, self.starts_at = operator_norm(A), require_choice(start, STARTS, "start")
         count = require_count(iterations, "iterations")
         with own_random_state():
@@ -58,9 +63,14 @@ class LearnedPrimalDual(Reconstructor):
         h = y.new_zeros(len(y), MEMORIES, *self.A.range_shape[1:])
         p = torch.cat((start, start, y.new_zeros(len(y), MEMORIES - 2, *self.A.domain_shape[1:])), 1)
         for dual, primal in zip(self.dual, self.primal, strict=True):
-            h = h + dual(torch.cat((h, self.A(p[:, 1:2]) / self.norm, y), 1)).to(h.dtype)
-            p = p + primal(torch.cat((p, self.A.T(h[:, 0:1]) / self.norm), 1)).to(p.dtype)
+            h = h + dual(torch.cat((h, self._scaled(self.A, p[:, 1:2]), y), 1)).to(h.dtype)
+            p = p + primal(torch.cat((p, self._scaled(self.A.T, h[:, 0:1])), 1)).to(p.dtype)
         return p[:, 0:1]
+
+    def _scaled(self, A: LinearOperator, v: Tensor) -> Tensor:
+        """A v or A' v for an operator of norm 1; inside autocast it keeps its precision, whatever the operator does there."""
+        with torch.autocast(v.device.type, enabled=False):
+            return A(v) / self.norm
 
     @property
     def noise_level(self) -> Tensor:
@@ -83,4 +93,4 @@ def _update(channels_in: int, channels_out: int) -> _Update:
 
     return _Update(
         convolution(channels_in, WIDTH), nn.PReLU(WIDTH), convolution(WIDTH, WIDTH), nn.PReLU(WIDTH), convolution(WIDTH, channels_out)
-    )
+    ).float()

@@ -25,13 +25,16 @@ class Reconstructor(nn.Module):
     images multiplied on the way out, so that whoever uses the model sees physical values such as 0.04 per mm.
     """
 
+    A: LinearOperator
+
     def __init__(self, A: LinearOperator, *, value_scale: float = 1.0):
         super().__init__()
         if len(A.domain_shape) != 3 or A.domain_shape[0] != 1:
             raise InputError(f"a model needs an operator on images of shape (1, H, W), the domain_shape of {A} is {tuple(A.domain_shape)}")
         if getattr(A, "dtype", torch.float32) != torch.float32:
             raise InputError(f"a model works in torch.float32, {A} in {A.dtype}; make the operator with dtype=torch.float32")
-        self.A, self.value_scale = A, require_positive(value_scale, "value_scale")
+        Reconstructor._use_operator(self, A)
+        self.value_scale = require_positive(value_scale, "value_scale")
         #: how the weights came about: preset, seed, commit, hardware, seconds, scores; saved with them
         self.provenance: dict[str, Any] = {}
         #: per-pixel scale of the error; without one the noise level is the same in every pixel
@@ -47,8 +50,9 @@ class Reconstructor(nn.Module):
 
     @property
     def geometry(self) -> Geometry | None:
-        """That of its operator; None where it has none."""
-        return getattr(self.A, "geometry", None)
+        """That of its operator; None where it has none, or something else of that name."""
+        geometry = getattr(self.A, "geometry", None)
+        return geometry if isinstance(geometry, Geometry) else None
 
     @property
     def random(self) -> bool:
@@ -65,13 +69,15 @@ class Reconstructor(nn.Module):
         raise NotImplementedError
 
     def _use_operator(self, A: LinearOperator) -> None:
-        self.A = A
+        vars(self)["A"] = A  # one that is an nn.Module is none of the model's parts: its tensors are neither trained, saved nor loaded
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """What `to`, `cpu` and `cuda` all call: the operator moves with the parameters."""
         super()._apply(fn, recurse)
         there = torch.device(getattr(self.A, "device", self.device))
-        if hasattr(self.A, "to") and (there.type != self.device.type or there.index not in (None, self.device.index)):
+        if isinstance(self.A, nn.Module):
+            self.A.to(self.device)
+        elif hasattr(self.A, "to") and (there.type != self.device.type or there.index not in (None, self.device.index)):
             self._use_operator(self.A.to(self.device))
         return self
 

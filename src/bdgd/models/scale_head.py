@@ -61,8 +61,8 @@ class ScaleHead(nn.Module):
         # The clues differ by decades in size: they are brought to mean 0 and spread 1, by numbers measured once on the training set.
         self.register_buffer("offset", torch.zeros(channels))
         self.register_buffer("scale", torch.ones(channels))
-        self._reset(typical, seed)
         self.float()  # whatever PyTorch's default is
+        self._reset(typical, seed)
 
     def _reset(self, typical: float, seed: int) -> None:
         """He's initial values; the components start a factor of ten apart around a `typical` standard deviation of the error."""
@@ -70,14 +70,14 @@ class ScaleHead(nn.Module):
         with torch.no_grad():
             for layer in (self.first, *self.layers):
                 fan = layer.weight[0].numel()
-                layer.weight.copy_(torch.randn(layer.weight.shape, generator=generator) * (2 / fan) ** 0.5)
+                layer.weight.copy_(torch.randn(layer.weight.shape, generator=generator, dtype=torch.float32) * (2 / fan) ** 0.5)
                 cast(Tensor, layer.bias).zero_()
             for layer in self.layers:
                 layer.weight.mul_(0.5)  # what is added starts small
             for tensor in (self.overview.weight, self.overview.bias, self.last.weight):
                 tensor.zero_()
-            decades = torch.arange(self.components) - (self.components - 1) / 2
-            spread = torch.log(torch.tensor(typical)) + 2.3 * decades
+            decades = torch.arange(self.components, dtype=torch.float32) - (self.components - 1) / 2
+            spread = torch.log(torch.tensor(typical, dtype=torch.float32)) + 2.3 * decades
             bias = cast(Tensor, self.last.bias)
             bias.copy_(torch.cat((spread, torch.zeros(self.components))))
 

@@ -85,6 +85,12 @@ def root_mean_square(errors: Tensor) -> Tensor:
     return (errors**2).mean().sqrt()
 
 
+def require_cascade(model: Reconstructor) -> None:
+    """Raise for a model without blocks."""
+    if not isinstance(model, DeepGradientDescent):
+        raise InputError(f"this is for a DeepGradientDescent, got {type(model).__name__}; learned primal-dual has bdgd.train_directly")
+
+
 def prepared(model: Reconstructor, scans: Scans) -> Scans:
     """The scans on the model's device, divided by its value_scale, once they are known to fit it and to have images."""
     if not isinstance(scans, Scans):

@@ -21,7 +21,7 @@ from bdgd.keyed import keyed_generator, seed_from
 from bdgd.metrics import psnr
 from bdgd.models import DeepGradientDescent, GradientBlock
 from bdgd.operators import symmetries
-from bdgd.training.frontier import BATCH, Frontier
+from bdgd.training.frontier import BATCH, Frontier, require_cascade
 from bdgd.training.loop import Schedule, Trainer
 from bdgd.training.objective import BlockObjective
 from bdgd.training.run import History, Record, Report, RunFolder, open_run, tell
@@ -62,6 +62,7 @@ def train_greedily(
     Where the last layer does not train a noise level, it is estimated on the validation scans (else on the training scans).
     run: a folder to write, from which a killed training resumes with the same result. report: called after every epoch.
     """
+    require_cascade(model)
     require_choice(initialise, ("previous", "fresh"), "initialise")
     kl_weight = require_positive(kl_weight, "kl_weight")
     schedule = Schedule(

@@ -22,7 +22,7 @@ from bdgd.data import Scans
 from bdgd.keyed import keyed_generator, seed_from
 from bdgd.models import DeepGradientDescent, GradientBlock
 from bdgd.models.last_layers import FullCovarianceLayer
-from bdgd.training.frontier import Frontier
+from bdgd.training.frontier import Frontier, require_cascade
 
 #: Images whose patches lie in memory together: 144 float64 per pixel, 300 MB for 128 x 128 pixels.
 IMAGES = 16
@@ -38,6 +38,7 @@ def laplace(
     they hold for other draws. scans: those it was trained on, with their images. As in greedy training the images are pushed
     through one block after the other, with one draw of the new weights per image. kl_weight: as in training, 1 is Bayes' rule.
     """
+    require_cascade(model)
     kl_weight = require_positive(kl_weight, "kl_weight")
     if not all(bool(block.log_noise.isfinite()) for block in model.blocks):
         raise InputError("laplace needs the noise level of every block, and this model has none; train it first")

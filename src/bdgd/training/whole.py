@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 
-from bdgd.checks import require_positive
+from bdgd.checks import InputError, require_positive
 from bdgd.data import Scans
 from bdgd.keyed import keyed_generator, seed_from
 from bdgd.models import DeepGradientDescent, LearnedPrimalDual, Reconstructor
-from bdgd.training.frontier import BATCH, Frontier, prepared, score
+from bdgd.training.frontier import BATCH, Frontier, prepared, require_cascade, score
 from bdgd.training.loop import Schedule, Trainer
 from bdgd.training.objective import CascadeObjective, DirectObjective, Objective
 from bdgd.training.run import History, Record, Report, RunFolder, open_run, tell
@@ -42,6 +42,7 @@ def finetune_jointly(
     The noise levels of the blocks before the last are no part of what is minimised. They are set afterwards to the root mean square
     error behind each block on the validation scans (else on the training scans), as is the last block's where it is not trained.
     """
+    require_cascade(model)
     kl_weight = require_positive(kl_weight, "kl_weight")
     schedule = Schedule(epochs=epochs, batch=batch, learning_rate=learning_rate, last_learning_rate=last_learning_rate)
     seed = seed_from(generator)
@@ -93,6 +94,8 @@ def train_directly(
     good epochs the loss explodes within one. Such an epoch, one whose loss is twice the smallest so far, is repeated from its start at
     half the learning rate, which stays halved (`Guard`); its record says "undone".
     """
+    if not isinstance(model, LearnedPrimalDual):
+        raise InputError(f"train_directly is for LearnedPrimalDual, got {type(model).__name__}; a cascade has bdgd.train_greedily")
     rates = {"learning_rate": learning_rate, "last_learning_rate": last_learning_rate, "weight_decay": weight_decay}
     schedule = Schedule(epochs=epochs, batch=batch, second_moment=0.99, gradient_norm=1.0, undo=2.0, **rates)
     seed = seed_from(generator)
@@ -112,6 +115,11 @@ def _starts(model: DeepGradientDescent | LearnedPrimalDual, scans: Scans) -> tor
 
 def _trainer(model: Reconstructor, objective: Objective, schedule: Schedule, seed: int, report: Report | None) -> Trainer:
     """A trainer that captures its step where the operator, through which every step goes, can be captured."""
+    A = model.A
+    with torch.enable_grad():
+        for apply, shape in ((A, A.domain_shape), (A.T, A.range_shape)):
+            if not apply(torch.zeros(1, *shape, device=model.device, requires_grad=True)).requires_grad:
+                raise InputError(f"training goes through {A}, which gives no gradients; make it a bdgd.LinearOperator, which has them")
     return Trainer(objective, schedule, seed=seed, report=report, capture=getattr(model.A, "capturable", False))
 
 

@@ -1,0 +1,162 @@
+"""Operators of one's own: whatever class they are, they keep their precision and their tensors, and any shape of sinogram will do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from toys import KINDS, MODELS, DenseOperator, same_posterior, seeded, small_model
+
+import bdgd
+from bdgd import backends
+from bdgd.models import DeepGradientDescent, LearnedPrimalDual, Reconstructor
+
+IMAGE, SINOGRAM = (1, 6, 8), (1, 5, 6)
+MATRIX = torch.randn(30, 48, generator=torch.Generator().manual_seed(0)) / 10
+
+
+class Exact(bdgd.LinearOperator):
+    """The matrix as the library has its operators: inside autocast it stays in its own precision."""
+
+    def __init__(self) -> None:
+        super().__init__(IMAGE, SINOGRAM)
+
+    def _apply(self, x: Tensor) -> Tensor:
+        return (x.flatten(1) @ MATRIX.T).reshape(-1, *SINOGRAM)
+
+    def _adjoint(self, y: Tensor) -> Tensor:
+        return (y.flatten(1) @ MATRIX).reshape(-1, *IMAGE)
+
+
+class Learned(nn.Module):
+    """The matrix as a module, with weights that could be trained."""
+
+    domain_shape, range_shape = IMAGE, SINOGRAM
+
+    def __init__(self, factor: float = 1.0) -> None:
+        super().__init__()
+        self.matrix = nn.Parameter(factor * MATRIX)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.flatten(1) @ self.matrix.T).reshape(-1, *SINOGRAM)
+
+    @property
+    def T(self) -> DenseOperator:
+        return DenseOperator(self.matrix.T, SINOGRAM, IMAGE)
+
+
+def bare(shape: tuple[int, ...] = SINOGRAM) -> DenseOperator:
+    return DenseOperator(MATRIX, IMAGE, shape)
+
+
+def start(A: bdgd.LinearOperator, y: Tensor) -> Tensor:
+    return 0.3 * A.T(y)
+
+
+def model_of(name: str, A: bdgd.LinearOperator) -> Reconstructor:
+    model = small_model(name, A)
+    if isinstance(model, DeepGradientDescent):
+        model.initial = start
+    return model
+
+
+def scans_of(shape: tuple[int, ...] = SINOGRAM, count: int = 6) -> bdgd.Scans:
+    images = torch.rand(count, *IMAGE, generator=seeded(3))
+    return bdgd.simulate(bare(shape), images, bdgd.GaussianNoise(0.01), generator=seeded(4))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_bare_operator_is_not_rounded_by_bfloat16(name: str) -> None:
+    """Neither where draws ask for it, nor where the caller does."""
+    y = scans_of().sinograms
+    one, other = model_of(name, bare()), model_of(name, Exact())
+    expected = bdgd.reconstruct(other, y, draws=3, precision="bfloat16")
+    assert same_posterior(bdgd.reconstruct(one, y, draws=3, precision="bfloat16"), expected)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert same_posterior(bdgd.reconstruct(one, y, draws=3, precision="bfloat16"), expected)
+
+
+@pytest.mark.parametrize("misfit", ["gaussian", "poisson"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cascade_is_trained_jointly_on_a_bare_operator_as_on_one_of_the_library(
+    kind: str, misfit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the convolutions of a training are in bfloat16 too."""
+    monkeypatch.setattr(backends, "prefers_bfloat16", lambda device: True)
+    found = []
+    for A in (bare(), Exact()):
+        model = DeepGradientDescent(A, blocks=2, last_layer=kind, initial=start, gradient_scale=3.0, misfit=misfit)
+        bdgd.finetune_jointly(model, scans_of(), epochs=1, batch=3, generator=seeded())
+        found.append(model.fingerprint())
+    assert found[0] == found[1]
+
+
+class Foreign(DenseOperator):
+    """What NumPy or another program computes: nothing is differentiated through it."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return super().__call__(x.detach())
+
+    @property
+    def T(self) -> DenseOperator:
+        return Foreign(self.matrix.T, self.range_shape, self.domain_shape)
+
+
+def test_an_operator_without_gradients_is_for_greedy_training_alone(tmp_path: Path) -> None:
+    """Through it the other two would follow gradients that are wrong, and say nothing."""
+    A = Foreign(MATRIX, IMAGE, SINOGRAM)
+    found = []
+    for operator in (A, bare()):
+        model = DeepGradientDescent(operator, blocks=2, initial=start, gradient_scale=3.0)
+        bdgd.train_greedily(model, scans_of(), epochs=1, generator=seeded())
+        found.append(model.fingerprint())
+    assert found[0] == found[1]
+    for train, name in ((bdgd.finetune_jointly, "mean_field"), (bdgd.train_directly, "primal_dual")):
+        with pytest.raises(bdgd.InputError, match=r"which gives no gradients; make it a bdgd\.LinearOperator"):
+            train(model_of(name, A), scans_of(), run=tmp_path / "run")  # type: ignore[arg-type]
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["point", "primal_dual"])
+def test_an_operator_that_is_a_module_is_no_part_of_the_model(name: str, tmp_path: Path) -> None:
+    """Training does not change it, files do not have it, and loading does not overwrite it."""
+    A, scans, path = Learned(), scans_of(), tmp_path / "model.safetensors"
+    model = model_of(name, A)
+    train = bdgd.finetune_jointly if isinstance(model, DeepGradientDescent) else bdgd.train_directly
+    train(model, scans, epochs=1, learning_rate=1e-2, last_learning_rate=1e-3)  # type: ignore[arg-type]
+    assert model.A is A and torch.equal(A.matrix, MATRIX)
+    bdgd.save(model, path)
+    mine = Learned(1.1)
+    loaded = bdgd.load(path, operator=mine, initial=start)  # type: ignore[arg-type]
+    assert loaded.A is mine and torch.equal(mine.matrix, 1.1 * MATRIX)
+    assert loaded.fingerprint() == model.fingerprint()
+
+
+def test_an_operator_may_call_something_else_its_geometry(tmp_path: Path) -> None:
+    class Cone(DenseOperator):
+        geometry = "cone"
+
+    model = model_of("mean_field", Cone(MATRIX, IMAGE, SINOGRAM))
+    assert isinstance(model, DeepGradientDescent) and model.geometry is None
+    bdgd.train_greedily(model, scans_of(count=20), epochs=1, augment=True, run=tmp_path / "run")
+    calibration = bdgd.calibrate(model, scans_of(count=20), draws=2)
+    bdgd.save(model.with_calibration(calibration), tmp_path / "model.safetensors")
+    assert bdgd.load(tmp_path / "model.safetensors", operator=model.A, initial=start).calibration == calibration
+
+
+@pytest.mark.parametrize("shape", [(30,), (5, 6), (2, 5, 3), (2, 1, 5, 3)], ids=str)
+def test_a_scale_head_takes_sinograms_of_any_shape(shape: tuple[int, ...]) -> None:
+    model, scans = model_of("mean_field", bare(shape)), scans_of(shape)
+    assert isinstance(model, DeepGradientDescent)
+    bdgd.train_scale_head(model, scans, epochs=1, draws=2)
+    posterior = bdgd.reconstruct(model, scans.sinograms, draws=2)
+    alone = bdgd.reconstruct(model, scans.sinograms[3:4], draws=2)
+    assert posterior.std.shape == (6, *IMAGE) and torch.equal(posterior.std[3:4], alone.std)
+
+
+@pytest.mark.parametrize("shape", [(30,), (2, 5, 3), (2, 1, 5, 3)], ids=str)
+def test_learned_primal_dual_says_which_sinograms_it_takes(shape: tuple[int, ...]) -> None:
+    with pytest.raises(bdgd.InputError, match=r"learned primal-dual needs an operator to sinograms of shape \(1, V, D\)"):
+        LearnedPrimalDual(bare(shape), 1)
