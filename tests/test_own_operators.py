@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from toys import KINDS, MODELS, DenseOperator, same_posterior, seeded, small_mod
 
 import bdgd
 from bdgd import backends
+from bdgd.inference.witnesses import witnesses_of
 from bdgd.models import DeepGradientDescent, LearnedPrimalDual, Reconstructor
 
 IMAGE, SINOGRAM = (1, 6, 8), (1, 5, 6)
@@ -160,3 +162,19 @@ def test_a_scale_head_takes_sinograms_of_any_shape(shape: tuple[int, ...]) -> No
 def test_learned_primal_dual_says_which_sinograms_it_takes(shape: tuple[int, ...]) -> None:
     with pytest.raises(bdgd.InputError, match=r"learned primal-dual needs an operator to sinograms of shape \(1, V, D\)"):
         LearnedPrimalDual(bare(shape), 1)
+
+
+@pytest.mark.parametrize("noise", [bdgd.GaussianNoise(0.01), None], ids=["known noise", "unknown noise"])
+@pytest.mark.parametrize("shape", [(30,), (1, 5, 6), (2, 1, 5, 3)], ids=str)
+def test_calibration_and_alarm_take_sinograms_of_any_shape(shape: tuple[int, ...], noise: bdgd.GaussianNoise | None) -> None:
+    """With the same rays in the same order they say the same, but for what a detector's neighbours are."""
+    scans = replace(scans_of(shape, 40), noise=noise)
+    model = model_of("mean_field", bare(shape))
+    model.blocks[-1].log_noise.data.fill_(-2.0)
+    model = model.with_calibration(bdgd.calibrate(model, scans, draws=2, generator=seeded(5)))
+    posterior = bdgd.reconstruct(model, scans.sinograms[:3], draws=2)
+    found = bdgd.alarm(model, scans.sinograms[:3], posterior)
+    assert set(found.values) == {"misfit", "structure", "uncertainty", "invisible", "detail"}
+    expected = witnesses_of(model_of("mean_field", bare()), scans.sinograms[:3].reshape(3, *SINOGRAM), posterior, noise)
+    for name in ("invisible", "uncertainty", "detail") + (("misfit",) if noise else ()):
+        torch.testing.assert_close(found.values[name], expected[name], rtol=1e-4, atol=1e-7)

@@ -58,14 +58,14 @@ def residual(A: LinearOperator, x: Tensor, y: Tensor, noise: Noise | None, corre
 
 
 def noise_std(noise: Noise | None, y: Tensor) -> Tensor | None:
-    """The standard deviation of the noise in each ray of sinograms y (B, 1, V, D), broadcastable to them; None where its law is not known.
+    """The standard deviation of the noise in each ray of sinograms y (B, ...), broadcastable to them; None where its law is not known.
 
     y: clean, or as measured. Photon counts N have the variance N, so -log(N / photons) / attenuation has 1 / (N attenuation^2).
     """
     law = known_noise(noise.to_dict()) if noise is not None else None
     if isinstance(law, GaussianNoise):
         # Images are not negative, so the mean of the clean |y| is that of the clean y, which noise leaves unbiased.
-        return law.relative * y.mean((1, 2, 3), keepdim=True).abs()
+        return law.relative * y.mean(tuple(range(1, y.ndim)), keepdim=True).abs()
     if isinstance(law, PoissonNoise):
         return torch.exp(0.5 * law.attenuation * y) / (law.attenuation * law.photons**0.5)
     return None

@@ -53,11 +53,12 @@ def witnesses_of(model: Reconstructor, y: Tensor, posterior: Posterior, noise: N
     residual = model.A(mean) - y
     std = noise_std(noise, y)  # the law at what was measured, since the clean sinogram is not known
     z = residual / (residual_noise(residual) if std is None else std).clamp(min=1e-12)
-    smooth = F.avg_pool2d(z, (1, 9), 1, (0, 4), count_include_pad=False) * 3.0  # of independent values again variance 1
+    z = z.reshape(len(z), -1, z.shape[-1])  # (B, views, D): sinograms of operators that are no ray transform may have any shape
+    smooth = F.avg_pool1d(z, 9, 1, 4, count_include_pad=False) * 3.0  # of independent values again variance 1
     unseen = (mean - seen_part(model.A, mean)).abs()
     measured = {
-        "misfit": z.square().mean((1, 2, 3)),
-        "structure": smooth.square().mean((1, 2, 3)),
+        "misfit": z.square().mean((1, 2)),
+        "structure": smooth.square().mean((1, 2)),
         "uncertainty": _largest_mean(posterior.std, 17),
         "invisible": _largest_mean(unseen, 17),
         "detail": _largest_mean(fine_detail(mean / model.value_scale), 25),
@@ -68,12 +69,13 @@ def witnesses_of(model: Reconstructor, y: Tensor, posterior: Posterior, noise: N
 
 
 def residual_noise(residual: Tensor) -> Tensor:
-    """(B, 1, 1, 1) noise std where its law is not known: from second differences along the detector, by their median, which ignores edges.
+    """(B, 1, ...) noise std where its law is not known: from second differences along the detector, by their median, which ignores edges.
 
     Of what the image leaves of the scan, not of the scan (`bdgd.data.estimates`): with the object gone the median is low enough.
     """
     second = residual[..., 2:] - 2 * residual[..., 1:-1] + residual[..., :-2]  # of independent noise: 6 times its variance
-    return (second.abs().flatten(1).median(1).values / (0.6745 * 6**0.5))[:, None, None, None]
+    level = second.abs().flatten(1).median(1).values / (0.6745 * 6**0.5)
+    return level.reshape(-1, *[1] * (residual.ndim - 1))
 
 
 def seen_part(A: LinearOperator, x: Tensor, steps: int = STEPS) -> Tensor:
@@ -87,15 +89,21 @@ def seen_part(A: LinearOperator, x: Tensor, steps: int = STEPS) -> Tensor:
     for _ in range(steps):
         image = A(direction)
         step = size / _squares(image).clamp(min=1e-30)
-        seen, residual = seen + step * direction, residual - step * image
+        seen, residual = seen + _times(step, direction), residual - _times(step, image)
         gradient = A.T(residual)
         size, before = _squares(gradient), size
-        direction = gradient + size / before.clamp(min=1e-30) * direction
+        direction = gradient + _times(size / before.clamp(min=1e-30), direction)
     return seen
 
 
 def _squares(v: Tensor) -> Tensor:
-    return v.square().sum((1, 2, 3), keepdim=True)
+    """(B,) |v|^2 of v (B, ...)."""
+    return v.square().flatten(1).sum(1)
+
+
+def _times(factors: Tensor, v: Tensor) -> Tensor:
+    """Each v (B, ...) times its factor (B,)."""
+    return factors.reshape(-1, *[1] * (v.ndim - 1)) * v
 
 
 def fine_detail(x: Tensor) -> Tensor:
