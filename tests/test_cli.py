@@ -35,6 +35,7 @@ def test_every_command_has_help_and_the_shared_options(command: str) -> None:
     assert result.exit_code == 0
     assert "--quiet" in result.output and "--debug" in result.output
     assert "bool" not in result.output.lower()  # a flag takes no value
+    assert not re.search(r"\.\.\.[}\]]", result.output)  # that a name may be given several times is said once, behind its brackets
 
 
 def test_the_module_runs_as_a_program() -> None:

@@ -45,7 +45,7 @@ class Setting(StrEnum):
 
 _KNOWN = f"{', '.join(METHODS)}, a shipped model by name, or the file of a model; without any, {' and '.join(METHODS)}."
 
-Names = Annotated[list[str] | None, typer.Argument(metavar="[METHOD]...", help=_KNOWN)]
+Names = Annotated[list[str] | None, typer.Argument(metavar="METHOD", help=_KNOWN)]
 SettingName = Annotated[
     Setting | None,
     typer.Option("--setting", help="30 views, one view per degree over 120 or 60, or that of the preset small; unless given, the model's."),

@@ -43,7 +43,7 @@ _TO_CHECK = (
 )
 _THUMBNAILS, _THUMBNAIL_PIXELS = 12, 160
 
-Files = Annotated[list[Path], typer.Argument(metavar="SCAN...", help="Scan files: a sinogram, or a stack of them, with their geometry.")]
+Files = Annotated[list[Path], typer.Argument(metavar="SCAN", help="Scan files: a sinogram, or a stack of them, with their geometry.")]
 Model = Annotated[str, typer.Option("--model", "-m", help=f"A .safetensors file, or a shipped model: {', '.join(pretrained())}.")]
 Level = Annotated[float, typer.Option("--level", help="Level of the intervals, between 0 and 1.")]
 Regions = Annotated[Path | None, typer.Option("--regions", help="TOML file with discs and a profile line for the report.")]
