@@ -56,12 +56,14 @@ class Output:
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]], title: str = "", right: Sequence[str] = ()) -> None:
         """Rows of text under their columns; the columns named in `right` are aligned there."""
-        if self.quiet or not self._results.is_terminal:
+        words = [[word for line in (columns, *rows) for word in line[k].split()] for k in range(len(columns))]
+        widths = [max(map(len, column), default=0) for column in words]  # a table that is narrower would cut numbers off
+        if self.quiet or not self._results.is_terminal or sum(widths) + 3 * len(widths) + 1 > self._results.width:
             self._plain_table(columns, rows, title, right)
             return
         table = Table(title=title or None, title_justify="left", title_style="bold", box=SIMPLE_HEAD, show_header=any(columns))
-        for name in columns:
-            table.add_column(name, justify="right" if name in right else "left")
+        for name, width in zip(columns, widths, strict=True):
+            table.add_column(name, justify="right" if name in right else "left", min_width=width)
         for row in rows:
             table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
         self._results.print(table)
