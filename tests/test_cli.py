@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from commands import assert_one_sentence, bdgd, bdgd_process, environment
 
 from bdgd.apps import cli
@@ -122,6 +123,9 @@ def test_debug_shows_the_traceback() -> None:
         (FileNotFoundError(2, "No such file or directory", "scan.h5"), 2, "bdgd: scan.h5: No such file or directory"),
         (OSError("disc full"), 2, "bdgd: disc full"),
         (KeyboardInterrupt(), 130, "bdgd: interrupted"),
+        (MemoryError("Unable to allocate 3 TiB"), 1, "bdgd: there is not enough memory; take fewer or smaller images"),
+        (torch.OutOfMemoryError("CUDA out of memory"), 1, "bdgd: there is not enough memory"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), 1, "bdgd: there is not enough memory"),
         (ZeroDivisionError("division by zero"), 1, "bdgd: this should not have happened (ZeroDivisionError: division by zero)"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, Protocol
 
+import torch
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -166,6 +167,8 @@ def run(job: Callable[[], None], debug: bool = False) -> int:
     except (InputError, OSError) as error:
         return _report(sentence(error), WRONG_INPUT, debug)
     except Exception as error:
+        if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):  # PyTorch's on a CPU
+            return _report("there is not enough memory; take fewer or smaller images, or another --device", FAILED, debug)
         return _report(f"this should not have happened ({type(error).__name__}: {sentence(error)}); --debug shows where", FAILED, debug)
     else:
         return 0
