@@ -71,6 +71,8 @@ WRONG = [
     (("simulate", "-o", "{tmp}/a.h5", "--geometry", "{tmp}/file"), "not valid"),
     (("simulate", "-o", "{tmp}/a.h5", "--geometry", "{tmp}/file", "--size", "9"), "exclude each other"),
     (("simulate", "-o", "{tmp}/a.h5", "--phantom", "text", "--text", ""), "text"),
+    (("simulate", "-o", "{tmp}/a.npz"), "would be read as another format"),
+    (("simulate", "-o", "{tmp}/a.TIF"), "would be read as another format"),
     (("evaluate", "magic"), "METHOD must be one of"),
     (("evaluate", "fbp", "--images", "1"), "from 2 to 101"),
     (("evaluate", "fbp", "--images", "102"), "from 2 to 101"),
