@@ -77,6 +77,8 @@ WRONG = [
     (("evaluate", "fbp", "--images", "1"), "from 2 to 101"),
     (("evaluate", "fbp", "--images", "102"), "from 2 to 101"),
     (("evaluate", "fbp", "--images", "2", "-o", "{tmp}/none/e.json"), "No such file or directory"),
+    (("evaluate", "sparse30-dgd", "limited120-dgd", "--images", "2"), "limited120-dgd was trained for another geometry"),
+    (("evaluate", "sparse30-dgd", "--setting", "limited60"), "sparse30-dgd was trained for another geometry"),
     (("demo", "-o", "{tmp}/file"), "it is a file"),
     (("demo", "-o", "{tmp}/file/demo"), "cannot write"),
 ]

@@ -28,6 +28,7 @@ from bdgd.evaluation import (
     UncertaintyScores,
     find_method,
     remembering,
+    require_setting,
     score,
     setting_of,
     table_scans,
@@ -92,6 +93,7 @@ def evaluate(
         evaluate_file(out, scans, list(wanted), draws=draws, seed=seed, device=where, output=output)
         return
     setting, images = setting or Setting(setting_of(wanted)), 101 if images is None else images
+    require_setting(wanted, setting)
     A = RayTransform(SETTINGS[setting], where)
     test = table_scans(A, images, seed)
     ready = {name: partial(prepare, A, seed, replace(FULL, draws=draws)) for name, prepare in wanted.items()}
