@@ -79,6 +79,8 @@ WRONG = [
     (("evaluate", "fbp", "--images", "2", "-o", "{tmp}/none/e.json"), "No such file or directory"),
     (("evaluate", "sparse30-dgd", "limited120-dgd", "--images", "2"), "limited120-dgd was trained for another geometry"),
     (("evaluate", "sparse30-dgd", "--setting", "limited60"), "sparse30-dgd was trained for another geometry"),
+    (("evaluate", "sparse30-mfvi", "--uncertainty", "--figure", "{tmp}/a.jpgg"), "must end in one of"),
+    (("stress", "sparse30-mfvi", "--figure", "{tmp}/a"), "must end in one of"),
     (("demo", "-o", "{tmp}/file"), "it is a file"),
     (("demo", "-o", "{tmp}/file/demo"), "cannot write"),
 ]

@@ -33,6 +33,7 @@ from bdgd.evaluation import (
     setting_of,
     table_scans,
 )
+from bdgd.evaluation.figures import require_ending
 from bdgd.operators import RayTransform
 from bdgd.storage import write_json
 
@@ -114,6 +115,7 @@ def _require_drawable(figure: Path | None, uncertainty: bool, methods: Iterable[
     """Raise where --figure would have nothing to show: better now than after the work."""
     if figure is None:
         return
+    require_ending(figure)
     if not uncertainty:
         raise InputError("--figure shows how honest the error bars are; add --uncertainty to have them scored")
     if set(methods) <= set(METHODS):

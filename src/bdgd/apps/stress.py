@@ -21,6 +21,7 @@ from bdgd.evaluation import save_figure
 from bdgd.evaluation.conditions import KINDS, Condition, geometry_of, standard_conditions
 from bdgd.evaluation.degradation import Degradation, degradation_curves
 from bdgd.evaluation.degradation_figures import COLUMNS, degradation_figure, degradation_markdown, degradation_rows
+from bdgd.evaluation.figures import require_ending
 from bdgd.evaluation.pages import insert, require_place
 from bdgd.models import Reconstructor, load
 from bdgd.storage import write_json, write_text
@@ -58,6 +59,8 @@ def stress(
         require_writable(path)
     if page is not None:
         require_place(page, "stress")
+    if figure is not None:
+        require_ending(figure)
     network = load(model, device=where)
     preset = _preset_of(network)
     ordinary, conditions = _chosen(network, preset, noise, only)

@@ -92,12 +92,19 @@ def panels(rows: Sequence[Sequence[Panel | None]], row_names: Sequence[str] = ()
     return figure
 
 
+def require_ending(path: str | Path) -> str:
+    """The format of a figure by its file's ending; raise unless figures can be written so, which is better known before the work."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    known, ending = FigureCanvasAgg.get_supported_filetypes(), Path(path).suffix[1:].lower()
+    if ending not in known:
+        raise InputError(f"cannot write a figure to {path}: the name must end in one of {', '.join('.' + name for name in known)}")
+    return ending
+
+
 def save_figure(figure: Figure, path: str | Path) -> None:
     """Write the figure in the format of the file's ending, replacing a file that is there."""
-    path = Path(path)
-    known = figure.canvas.get_supported_filetypes()
-    if (ending := path.suffix[1:].lower()) not in known:
-        raise InputError(f"cannot write a figure to {path}: the name must end in one of {', '.join('.' + name for name in known)}")
+    ending = require_ending(path)
     with replacing(path) as temporary:
         figure.savefig(temporary, format=ending, dpi=_DPI)
 
