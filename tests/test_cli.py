@@ -81,6 +81,7 @@ WRONG = [
     (("evaluate", "sparse30-dgd", "--setting", "limited60"), "sparse30-dgd was trained for another geometry"),
     (("evaluate", "sparse30-mfvi", "--uncertainty", "--figure", "{tmp}/a.jpgg"), "must end in one of"),
     (("stress", "sparse30-mfvi", "--figure", "{tmp}/a"), "must end in one of"),
+    (("stress", "sparse30-mfvi", "--draws", "2"), "the calibration holds for 100 draws, not 2; take --draws 100, or leave it out"),
     (("demo", "-o", "{tmp}/file"), "it is a file"),
     (("demo", "-o", "{tmp}/file/demo"), "cannot write"),
 ]

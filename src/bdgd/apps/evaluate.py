@@ -14,7 +14,7 @@ import typer
 
 from bdgd.apps.console import Output
 from bdgd.apps.known_truth import evaluate_file
-from bdgd.apps.options import Device, Seed, choose_device, require_writable
+from bdgd.apps.options import Device, Seed, choose_device, require_writable, wrong_draws
 from bdgd.apps.provenance import provenance
 from bdgd.apps.uncertainty import uncertainty_of, uncertainty_table, write_figure
 from bdgd.checks import InputError
@@ -34,6 +34,7 @@ from bdgd.evaluation import (
     table_scans,
 )
 from bdgd.evaluation.figures import require_ending
+from bdgd.models import load
 from bdgd.operators import RayTransform
 from bdgd.storage import write_json
 
@@ -89,6 +90,9 @@ def evaluate(
     _require_drawable(figure, uncertainty, wanted)
     for path in filter(None, (output, figure)):
         require_writable(path)
+    for name in (name for name in wanted if name not in METHODS and (uncertainty or scans is not None)):
+        if wrong := wrong_draws(load(name), draws):
+            out.note(f"{name}: {wrong}")
     if scans is not None:
         _require_alone(setting, images, uncertainty)
         evaluate_file(out, scans, list(wanted), draws=draws, seed=seed, device=where, output=output)

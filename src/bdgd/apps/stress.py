@@ -11,7 +11,7 @@ import typer
 from torch import Tensor
 
 from bdgd.apps.console import Output, Step
-from bdgd.apps.options import Device, Seed, choose_device, require_writable
+from bdgd.apps.options import Device, Seed, choose_device, require_writable, wrong_draws
 from bdgd.apps.presets import Preset, parse_preset
 from bdgd.apps.provenance import measured_on, provenance
 from bdgd.checks import InputError
@@ -62,6 +62,8 @@ def stress(
     if figure is not None:
         require_ending(figure)
     network = load(model, device=where)
+    if draws is not None and (wrong := wrong_draws(network, draws)):
+        raise InputError(f"{wrong}, or leave it out")
     preset = _preset_of(network)
     ordinary, conditions = _chosen(network, preset, noise, only)
     anatomy = None if slices is None else read_slices(slices, _side(network))
