@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bdgd.apps.console import Output, Step
 from bdgd.apps.options import Device, Seed, choose_device, require_writable, wrong_draws
-from bdgd.apps.presets import Preset, parse_preset
+from bdgd.apps.presets import Preset, trained_by
 from bdgd.apps.provenance import measured_on, provenance
 from bdgd.checks import InputError
 from bdgd.data import GaussianNoise, Noise, ellipse_images, noise_from_dict, phantom_images
@@ -64,7 +64,7 @@ def stress(
     network = load(model, device=where)
     if draws is not None and (wrong := wrong_draws(network, draws)):
         raise InputError(f"{wrong}, or leave it out")
-    preset = _preset_of(network)
+    preset = trained_by(network)
     ordinary, conditions = _chosen(network, preset, noise, only)
     anatomy = None if slices is None else read_slices(slices, _side(network))
     phantoms = network.value_scale * _phantoms(network, preset, images, seed)
@@ -87,13 +87,6 @@ def stress(
 
 def _tell(step: Step, condition: Condition, done: int) -> None:
     step(done, f"{condition.kind} {condition.value:g}".removesuffix(" 0"))
-
-
-def _preset_of(network: Reconstructor) -> Preset | None:
-    """What the model was trained by, where it says so and it is for the model's geometry."""
-    text = network.provenance.get("preset_text")
-    preset = None if text is None else parse_preset(str(text), str(network.provenance.get("preset", "its preset")))
-    return preset if preset is not None and preset.geometry == network.geometry else None
 
 
 def _phantoms(network: Reconstructor, preset: Preset | None, count: int, seed: int) -> Tensor:
