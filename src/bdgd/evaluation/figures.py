@@ -171,7 +171,7 @@ def _columns(rows: Sequence[Sequence[Panel | None]], row_names: Sequence[str]) -
 
 def _colour_bar(figure: Figure, scale: Scale, shown: list[tuple[Any, Any]], place: Any = None) -> None:
     """One bar in its place, or below the panels of a scale, as wide as a panel."""
-    from matplotlib.ticker import MaxNLocator
+    from matplotlib.ticker import MaxNLocator, ScalarFormatter
 
     pictures, places = zip(*shown, strict=True)
     covered = len({place.get_subplotspec().colspan.start for place in places})
@@ -180,8 +180,10 @@ def _colour_bar(figure: Figure, scale: Scale, shown: list[tuple[Any, Any]], plac
     where: dict[str, Any] = {"cax": place, "orientation": "horizontal"}
     if place is None:
         where = {"ax": list(places), "location": "bottom", "shrink": 0.9 / covered, "aspect": 25, "pad": 0.02}
-    where["ticks"] = MaxNLocator(5)
+    where |= {"ticks": MaxNLocator(5), "format": (numbers := ScalarFormatter())}
+    numbers.set_powerlimits((-4, 6))  # labels such as 0.00015 would run into each other
     bar = figure.colorbar(pictures[0], extend=("both" if above else "min") if below else ("max" if above else "neither"), **where)
     bar.set_label(scale.label, fontsize=9)
     bar.ax.tick_params(labelsize=8)
+    bar.ax.xaxis.get_offset_text().set_fontsize(8)
     bar.outline.set_visible(False)
