@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from commands import assert_one_sentence, bdgd, bdgd_process, environment
 
 from bdgd.apps import cli
@@ -35,6 +36,7 @@ def test_every_command_has_help_and_the_shared_options(command: str) -> None:
     assert result.exit_code == 0
     assert "--quiet" in result.output and "--debug" in result.output
     assert "bool" not in result.output.lower()  # a flag takes no value
+    assert not re.search(r"\.\.\.[}\]]", result.output)  # that a name may be given several times is said once, behind its brackets
 
 
 def test_the_module_runs_as_a_program() -> None:
@@ -69,10 +71,17 @@ WRONG = [
     (("simulate", "-o", "{tmp}/a.h5", "--geometry", "{tmp}/file"), "not valid"),
     (("simulate", "-o", "{tmp}/a.h5", "--geometry", "{tmp}/file", "--size", "9"), "exclude each other"),
     (("simulate", "-o", "{tmp}/a.h5", "--phantom", "text", "--text", ""), "text"),
+    (("simulate", "-o", "{tmp}/a.npz"), "would be read as another format"),
+    (("simulate", "-o", "{tmp}/a.TIF"), "would be read as another format"),
     (("evaluate", "magic"), "METHOD must be one of"),
     (("evaluate", "fbp", "--images", "1"), "from 2 to 101"),
     (("evaluate", "fbp", "--images", "102"), "from 2 to 101"),
     (("evaluate", "fbp", "--images", "2", "-o", "{tmp}/none/e.json"), "No such file or directory"),
+    (("evaluate", "sparse30-dgd", "limited120-dgd", "--images", "2"), "limited120-dgd was trained for another geometry"),
+    (("evaluate", "sparse30-dgd", "--setting", "limited60"), "sparse30-dgd was trained for another geometry"),
+    (("evaluate", "sparse30-mfvi", "--uncertainty", "--figure", "{tmp}/a.jpgg"), "must end in one of"),
+    (("stress", "sparse30-mfvi", "--figure", "{tmp}/a"), "must end in one of"),
+    (("stress", "sparse30-mfvi", "--draws", "2"), "the calibration holds for 100 draws, not 2; take --draws 100, or leave it out"),
     (("demo", "-o", "{tmp}/file"), "it is a file"),
     (("demo", "-o", "{tmp}/file/demo"), "cannot write"),
 ]
@@ -121,6 +130,9 @@ def test_debug_shows_the_traceback() -> None:
         (FileNotFoundError(2, "No such file or directory", "scan.h5"), 2, "bdgd: scan.h5: No such file or directory"),
         (OSError("disc full"), 2, "bdgd: disc full"),
         (KeyboardInterrupt(), 130, "bdgd: interrupted"),
+        (MemoryError("Unable to allocate 3 TiB"), 1, "bdgd: there is not enough memory; take fewer or smaller images"),
+        (torch.OutOfMemoryError("CUDA out of memory"), 1, "bdgd: there is not enough memory"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), 1, "bdgd: there is not enough memory"),
         (ZeroDivisionError("division by zero"), 1, "bdgd: this should not have happened (ZeroDivisionError: division by zero)"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",

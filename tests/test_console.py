@@ -67,6 +67,19 @@ def test_tables_are_boxes_on_a_terminal_and_plain_lines_elsewhere(capsys: pytest
     assert "[tv]" in screen.getvalue() and "─" in screen.getvalue()
 
 
+@pytest.mark.parametrize("width", [30, 50, 51, 100])
+def test_no_terminal_is_so_narrow_that_a_number_is_cut_off(width: int) -> None:
+    out, screen = Output(), io.StringIO()
+    out._results = Console(file=screen, force_terminal=True, width=width)
+    columns = ["scan", "largest value", "mean std", "residual / noise", "PSNR (dB)"]
+    rows = [["my scan.h5", "1.003", "0.000304", "1.01", "65.43"]]
+    out.table(columns, rows, "title", right=columns[1:])
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", screen.getvalue())
+    assert all(word in shown.split() for cell in (*columns, *rows[0]) for word in cell.split()) and "…" not in shown
+    assert ("─" in shown) == (width >= 51)  # else the plain lines, which the terminal wraps
+    assert width < 51 or max(map(len, shown.splitlines())) <= width
+
+
 @pytest.mark.parametrize(("encoding", "marks"), [("utf-8", ["✓", "✗"]), ("ascii", ["ok", "NO"])])
 def test_an_output_without_ticks_gets_words(encoding: str, marks: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     screen = io.TextIOWrapper(io.BytesIO(), encoding=encoding)

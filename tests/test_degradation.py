@@ -30,7 +30,7 @@ from bdgd.data import (
     random_ellipses,
     simulate,
 )
-from bdgd.evaluation.conditions import Condition, ordinary_value, scans_under, spread_views, standard_conditions
+from bdgd.evaluation.conditions import ORDINARY, Condition, ordinary_value, scans_under, spread_views, standard_conditions
 from bdgd.evaluation.degradation import Degradation, degradation_curves
 from bdgd.evaluation.degradation_figures import degradation_figure, degradation_markdown
 from bdgd.evaluation.uncertainty import score_uncertainty
@@ -216,6 +216,15 @@ def test_the_figure_has_a_column_per_kind_and_a_row_per_metric(found: Degradatio
     figure.canvas.draw()
     silent = replace(found, points=tuple(replace(point, red=None) for point in found.points), false_alarms=None)
     assert len(degradation_figure(silent).axes) == 3 * 5
+
+
+def test_the_figure_of_one_kind_is_wide_enough_for_its_words(found: Degradation) -> None:
+    noise = replace(found, points=tuple(point for point in found.points if point.condition.kind in (ORDINARY, "noise")))
+    figure = degradation_figure(noise, "small")
+    figure.canvas.draw()
+    (words,) = figure.texts
+    box = words.get_window_extent()
+    assert box.x0 >= 0 and box.x1 <= figure.bbox.width and "no alarm says so" in words.get_text().replace("\n", " ")
 
 
 def test_the_table_has_a_row_per_point(found: Degradation) -> None:

@@ -27,6 +27,7 @@ def test_the_demo_says_how_to_reach_the_command(tmp_path: Path, monkeypatch: pyt
 def test_demo_writes_what_it_says(tmp_path: Path) -> None:
     result = bdgd("demo", "-o", tmp_path / "new" / "demo", "--device", "cpu", "--draws", 3)
     assert result.exit_code == 0, result.output
+    assert "the intervals are not calibrated: the calibration holds for 100 draws, not 3; take --draws 100" in result.stderr
     folder = tmp_path / "new" / "demo"
     assert sorted(path.name for path in folder.iterdir()) == ["demo.json", "demo.png", "report.html"]
     assert str(folder / "demo.png") in result.output and "Try next" in result.output

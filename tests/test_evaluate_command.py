@@ -12,6 +12,7 @@ import pytest
 import torch
 from commands import bdgd
 
+from bdgd.apps import evaluate as evaluate_command
 from bdgd.evaluation import SETTINGS, Method, classical, score, table_scans
 from bdgd.operators import RayTransform
 
@@ -63,3 +64,11 @@ def test_evaluate_gives_an_image_the_same_value_in_a_smaller_set(tmp_path: Path)
         assert bdgd("evaluate", "fbp", *arguments).exit_code == 0
         values.append(json.loads((tmp_path / "e.json").read_text())["methods"]["fbp"]["psnr"])
     assert values[0] == pytest.approx([*values[1][:2], values[1][-1]], abs=1e-4)
+
+
+def test_intervals_without_their_calibration_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluate_command, "evaluate_file", lambda *_, **__: None)
+    told = "sparse30-mfvi: the intervals are not calibrated: the calibration holds for 100 draws, not 3; take --draws 100"
+    for draws, words in ((3, [told]), (100, [])):
+        result = bdgd("evaluate", "fbp", "sparse30-dgd", "sparse30-mfvi", "--scans", "a.h5", "--draws", draws)
+        assert result.exit_code == 0 and result.stderr.splitlines() == words

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +45,15 @@ def test_panels_of_one_scale_share_a_colour_bar() -> None:
     assert titles[:6] == ["a", "b", "c"] * 2
     assert labels == ["value", "difference"]
     assert [axes.get_ylabel() for axes in figure.axes[:6]] == ["first", "", "", "second", "", ""]
+
+
+@pytest.mark.parametrize("high", [2.7e-6, 1.2e-4, 2.0e-4, 9.9e-4, 0.0013, 1.0])
+def test_the_numbers_of_a_colour_bar_do_not_run_into_each_other(high: float) -> None:
+    figure = panels([[Panel(torch.rand(8, 8) * high, scale=Scale("value", 0, high))] * 2])
+    figure.canvas.draw()
+    (bar,) = (axes for axes in figure.axes if axes.get_xlabel())
+    boxes = [label.get_window_extent() for label in bar.get_xticklabels() if label.get_text()]
+    assert len(boxes) > 2 and all(left.x1 < right.x0 for left, right in pairwise(boxes))
 
 
 def test_what_lies_outside_the_scale_is_shown_by_its_arrows() -> None:

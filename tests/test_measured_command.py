@@ -14,7 +14,7 @@ from bdgd.apps.console import Output
 from bdgd.data import Correction
 from bdgd.evaluation import measured
 from bdgd.evaluation.challenge import CONDITIONS, scanner
-from bdgd.evaluation.measured_tables import MISSING, read_entries
+from bdgd.evaluation.measured_tables import MISSING, UNMEASURED, read_entries
 from bdgd.evaluation.mismatch import CORRECTION, HARDENING
 from bdgd.models import DeepGradientDescent, checkpoint, save
 from bdgd.operators import RayTransform
@@ -84,7 +84,8 @@ def test_a_model_that_carries_a_correction_has_a_corrected_row_only(
     done = bdgd("measured", folder, "htc-arc30-mfvi", *words)
     assert done.exit_code == 0 and "htc-arc30-mfvi carries a correction" in done.stderr, done.output
     assert [path.name for path in (results / "arc30").iterdir()] == ["htc-arc30-mfvi+linear.json"]
-    assert "| BDGD, corrected | 1 |" in done.output and "| BDGD |" not in done.output and done.output.count(MISSING) == 1
+    assert "| BDGD, corrected | 1 |" in done.output and "| BDGD |" not in done.output and done.output.count(UNMEASURED) == 1
+    assert MISSING not in done.output
     done = bdgd("measured", folder, tmp_path / "other.safetensors", *words)
     assert done.exit_code == 2 and "train it with the latter" in done.stderr and len(done.stderr.splitlines()) == 1
 

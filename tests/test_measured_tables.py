@@ -11,6 +11,7 @@ from bdgd.checks import InputError
 from bdgd.evaluation.challenge import CONDITIONS
 from bdgd.evaluation.measured_tables import (
     MISSING,
+    UNMEASURED,
     chosen_setting,
     is_complete,
     is_made_by,
@@ -49,7 +50,9 @@ def test_a_table_says_what_is_missing(tmp_path: Path) -> None:
     write_entries(tmp_path, "arc60", "some/where/mine.safetensors", {"04a": entry(**{"20 draws": (0.95, 30.0)})})
     lines = measured_markdown(tmp_path, condition).splitlines()
     assert "| FBP | 3 | 0.900 | 0.700 | 0.60 | 0.80, 0.60 | 25.00 | 0.800 |" in "\n".join(lines)
-    assert sum(MISSING in line for line in lines) == 2 and lines[-5].startswith("| mine | 1 ")
+    missing = [line for line in lines if MISSING in line or UNMEASURED in line]
+    assert [line.split(" |")[:3] for line in missing] == [["| DGD", " 0", f" {MISSING}"], ["| BDGD", " 0", f" {UNMEASURED}"]]
+    assert lines[-5].startswith("| mine | 1 ")
     assert len({line.count("|") for line in lines[2:-4]}) == 1 and lines[-1] == "*Measured on a machine (commit 1c37dc78c6).*"
     assert lines[-3] == "*The image of a model with random weights is the mean of 20 draws.*"
     kept = read_entries(tmp_path, "arc60", "fbp")

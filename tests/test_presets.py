@@ -245,7 +245,7 @@ def test_a_preset_that_was_interrupted_resumes_with_the_same_result(tmp_path: Pa
         train_preset(preset, tmp_path / "run", CPU, report=stop)
     assert (tmp_path / "run" / "preset.toml").read_text() == TINY  # it is there from the start
     assert (tmp_path / "run" / "environment.json").exists() and not (tmp_path / "run" / "model.safetensors").exists()
-    with pytest.raises(InputError, match="already holds a run"):
+    with pytest.raises(InputError, match="already holds a run of this preset; add --resume to go on with it"):
         train_preset(preset, tmp_path / "run", CPU)
     train_preset(preset, tmp_path / "run", CPU, resume=True)
     assert weights_in(tmp_path / "run") == weights_in(trained)

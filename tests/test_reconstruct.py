@@ -104,6 +104,15 @@ def test_one_scan(scan: Path, model_file: Path, tmp_path: Path) -> None:
     assert {"commit", "date", "torch", "hardware"} <= set(told)
 
 
+def test_the_picture_has_one_scale_for_std_and_error_as_the_report_has() -> None:
+    scans = some_scans()
+    posterior = sample(small_model(A=A), scans.sinograms, 5)
+    shown = command.picture(posterior, 0.9, posterior.mean + 1)
+    assert [panel.title for panel in shown] == ["mean", "std", "error", "epistemic std", "90% interval width"]
+    assert shown[1].scale == shown[2].scale and shown[2].scale.high == pytest.approx(1.0)
+    assert [panel.title for panel in command.picture(posterior, 0.9)] == ["mean", "std", "epistemic std", "90% interval width"]
+
+
 def test_a_stack_is_read_and_written_slice_by_slice(model_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_scans(tmp_path / "stack.h5", some_scans(15))
     reading, asked = Stack.read, []

@@ -172,7 +172,7 @@ def test_the_regions_are_the_posteriors(subject: Subject) -> None:
         mean, std, lower, upper = (float(getattr(wanted, name)) for name in ("mean", "std", "lower", "upper"))
         assert subject.truth is not None
         truth = float(subject.truth[0, 0][mask].mean())
-        cells = [disc.name, int(mask.sum()), rounded(mean, std), f"{std:.2g}", f"{rounded(lower, std)} to\u00a0{rounded(upper, std)}"]
+        cells = [disc.name, int(mask.sum()), rounded(mean, std), rounded(std, std), f"{rounded(lower, std)} to\u00a0{rounded(upper, std)}"]
         cells += [rounded(truth, std), "yes" if lower <= truth <= upper else "no"]
         assert [cell for cell in re.split(r"</?td.*?>", row) if cell][1:] == [str(cell) for cell in cells]
 

@@ -11,7 +11,7 @@ import typer
 
 from bdgd.apps.console import Output
 from bdgd.apps.options import Device, Seed, choose_device, require_writable
-from bdgd.apps.presets import Preset, parse_preset
+from bdgd.apps.presets import trained_by
 from bdgd.apps.provenance import provenance
 from bdgd.apps.training import make_scans
 from bdgd.checks import InputError
@@ -94,7 +94,7 @@ def scans_like_training(model: Reconstructor, which: str, count: int, noise: Noi
     A model that does not tell its preset gets ellipses; noise: instead of the preset's, or of 1 %.
     """
     A, seed = model.A, seed + offset
-    preset = _preset(model)
+    preset = trained_by(model)
     if preset is not None and isinstance(A, RayTransform):
         changed: dict[str, Any] = {"seed": seed, "train": count, "validation": count} | ({} if noise is None else {"noise": noise})
         return make_scans(replace(preset, **changed), A, which)
@@ -104,16 +104,9 @@ def scans_like_training(model: Reconstructor, which: str, count: int, noise: Noi
     return simulate(A, images, noise or GaussianNoise(0.01), generator=named_generator(f"{which} noise", seed))
 
 
-def _preset(model: Reconstructor) -> Preset | None:
-    """What the model was trained by, where it says so and it is for the model's geometry."""
-    text = model.provenance.get("preset_text")
-    preset = None if text is None else parse_preset(str(text), str(model.provenance.get("preset", "its preset")))
-    return preset if preset is not None and preset.geometry == model.geometry else None
-
-
 def _pictures(model: Reconstructor) -> int | None:
     """How many pictures of a folder the calibration images are made of, once they are enough; None where each is a new phantom."""
-    preset = _preset(model)
+    preset = trained_by(model)
     if preset is None or preset.phantoms in KINDS:
         return None
     count = distinct_pictures(preset.phantoms, "calibration", min(preset.geometry.image_size))
@@ -136,7 +129,7 @@ def _objects(scans: Scans, file: Path) -> str:
 
 def _set_of_head(model: Reconstructor) -> str:
     """Random phantoms are new with every seed; a folder has no other pictures than its own, and keeps some for the scale head."""
-    preset = _preset(model)
+    preset = trained_by(model)
     return "train" if preset is None or preset.phantoms in KINDS else "head"
 
 

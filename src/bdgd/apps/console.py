@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, Protocol
 
+import torch
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -56,12 +57,14 @@ class Output:
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]], title: str = "", right: Sequence[str] = ()) -> None:
         """Rows of text under their columns; the columns named in `right` are aligned there."""
-        if self.quiet or not self._results.is_terminal:
+        words = [[word for line in (columns, *rows) for word in line[k].split()] for k in range(len(columns))]
+        widths = [max(map(len, column), default=0) for column in words]  # a table that is narrower would cut numbers off
+        if self.quiet or not self._results.is_terminal or sum(widths) + 3 * len(widths) + 1 > self._results.width:
             self._plain_table(columns, rows, title, right)
             return
         table = Table(title=title or None, title_justify="left", title_style="bold", box=SIMPLE_HEAD, show_header=any(columns))
-        for name in columns:
-            table.add_column(name, justify="right" if name in right else "left")
+        for name, width in zip(columns, widths, strict=True):
+            table.add_column(name, justify="right" if name in right else "left", min_width=width)
         for row in rows:
             table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
         self._results.print(table)
@@ -164,6 +167,8 @@ def run(job: Callable[[], None], debug: bool = False) -> int:
     except (InputError, OSError) as error:
         return _report(sentence(error), WRONG_INPUT, debug)
     except Exception as error:
+        if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):  # PyTorch's on a CPU
+            return _report("there is not enough memory; take fewer or smaller images, or another --device", FAILED, debug)
         return _report(f"this should not have happened ({type(error).__name__}: {sentence(error)}); --debug shows where", FAILED, debug)
     else:
         return 0

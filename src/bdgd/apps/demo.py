@@ -15,7 +15,7 @@ import typer
 from torch import Tensor
 
 from bdgd.apps.console import Output
-from bdgd.apps.options import Device, Seed, choose_device, make_folder
+from bdgd.apps.options import Device, Seed, choose_device, make_folder, wrong_draws
 from bdgd.apps.outputs import Grid
 from bdgd.apps.places import default_places
 from bdgd.apps.provenance import hardware, provenance
@@ -61,7 +61,10 @@ def demo(
     where = choose_device(device)
     make_folder(output)
     start = time.perf_counter()
-    model = load(MODEL, device=where).calibrated_for(draws)
+    model = load(MODEL, device=where)
+    if wrong := wrong_draws(model, draws):
+        out.note(wrong)
+    model = model.calibrated_for(draws)
     truth = torch.cat((shepp_logan(128), ellipse_images("test", ELLIPSE_IMAGE + 1)[ELLIPSE_IMAGE:]))
     y = simulate(model.A, truth, NOISE, generator=named_generator("demo noise", seed)).sinograms.to(where)
     estimates, posteriors = _reconstructed(out, model, y, draws, seed)

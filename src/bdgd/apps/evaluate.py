@@ -14,7 +14,7 @@ import typer
 
 from bdgd.apps.console import Output
 from bdgd.apps.known_truth import evaluate_file
-from bdgd.apps.options import Device, Seed, choose_device, require_writable
+from bdgd.apps.options import Device, Seed, choose_device, require_writable, wrong_draws
 from bdgd.apps.provenance import provenance
 from bdgd.apps.uncertainty import uncertainty_of, uncertainty_table, write_figure
 from bdgd.checks import InputError
@@ -28,10 +28,13 @@ from bdgd.evaluation import (
     UncertaintyScores,
     find_method,
     remembering,
+    require_setting,
     score,
     setting_of,
     table_scans,
 )
+from bdgd.evaluation.figures import require_ending
+from bdgd.models import load
 from bdgd.operators import RayTransform
 from bdgd.storage import write_json
 
@@ -45,7 +48,7 @@ class Setting(StrEnum):
 
 _KNOWN = f"{', '.join(METHODS)}, a shipped model by name, or the file of a model; without any, {' and '.join(METHODS)}."
 
-Names = Annotated[list[str] | None, typer.Argument(metavar="[METHOD]...", help=_KNOWN)]
+Names = Annotated[list[str] | None, typer.Argument(metavar="METHOD", help=_KNOWN)]
 SettingName = Annotated[
     Setting | None,
     typer.Option("--setting", help="30 views, one view per degree over 120 or 60, or that of the preset small; unless given, the model's."),
@@ -87,11 +90,15 @@ def evaluate(
     _require_drawable(figure, uncertainty, wanted)
     for path in filter(None, (output, figure)):
         require_writable(path)
+    for name in (name for name in wanted if name not in METHODS and (uncertainty or scans is not None)):
+        if wrong := wrong_draws(load(name), draws):
+            out.note(f"{name}: {wrong}")
     if scans is not None:
         _require_alone(setting, images, uncertainty)
         evaluate_file(out, scans, list(wanted), draws=draws, seed=seed, device=where, output=output)
         return
     setting, images = setting or Setting(setting_of(wanted)), 101 if images is None else images
+    require_setting(wanted, setting)
     A = RayTransform(SETTINGS[setting], where)
     test = table_scans(A, images, seed)
     ready = {name: partial(prepare, A, seed, replace(FULL, draws=draws)) for name, prepare in wanted.items()}
@@ -112,6 +119,7 @@ def _require_drawable(figure: Path | None, uncertainty: bool, methods: Iterable[
     """Raise where --figure would have nothing to show: better now than after the work."""
     if figure is None:
         return
+    require_ending(figure)
     if not uncertainty:
         raise InputError("--figure shows how honest the error bars are; add --uncertainty to have them scored")
     if set(methods) <= set(METHODS):

@@ -43,7 +43,7 @@ Folder = Annotated[Path, typer.Argument(help="The challenge's scans as downloade
 Names = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[METHOD]...",
+        metavar="METHOD",
         help="fbp, tv, a model's name or file, also with +rest, each also with +linear; without any, all that is shipped.",
     ),
 ]

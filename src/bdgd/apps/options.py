@@ -10,6 +10,7 @@ import torch
 import typer
 
 from bdgd.checks import InputError
+from bdgd.models import Reconstructor
 
 Device = Annotated[str, typer.Option("--device", help="Where to compute: cpu, cuda, cuda:1, ..., or auto for a GPU if there is one.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Fixes all that is random.")]
@@ -28,6 +29,15 @@ def choose_device(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise InputError(f"--device {name}: PyTorch sees {torch.cuda.device_count()} CUDA devices here; use --device cpu")
     return device
+
+
+def wrong_draws(model: Reconstructor, draws: int) -> str | None:
+    """Why the model's intervals are not calibrated with so many draws; None where they are, or never were."""
+    made = draws if model.random else 1
+    if model.calibration is None or made == model.calibration.draws:
+        return None
+    right = model.calibration.draws
+    return f"the intervals are not calibrated: the calibration holds for {right} draws, not {made}; take --draws {right}"
 
 
 def make_folder(path: Path) -> Path:

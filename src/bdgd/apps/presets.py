@@ -26,7 +26,7 @@ from typing import Any
 from bdgd.checks import InputError, require_choice, require_count, require_number
 from bdgd.data import Correction, Mismatch, Noise, correction_from_dict, mismatch_from_dict, noise_from_dict
 from bdgd.data.formats.attributes import read_header
-from bdgd.models import DeepGradientDescent, LearnedPrimalDual
+from bdgd.models import DeepGradientDescent, LearnedPrimalDual, Reconstructor
 from bdgd.operators import Geometry, ParallelBeam
 from bdgd.training import finetune_jointly, train_directly, train_greedily
 
@@ -146,6 +146,13 @@ def parse_preset(text: str, name: str) -> Preset:
         mismatch=mismatch_from_dict(data["mismatch"]) if "mismatch" in data else None,
         correction=_correction(data["correction"], name) if "correction" in data else None,
     )
+
+
+def trained_by(model: Reconstructor) -> Preset | None:
+    """The preset that the model was trained by, where it says so and it is for the model's geometry."""
+    text = model.provenance.get("preset_text")
+    preset = None if text is None else parse_preset(str(text), str(model.provenance.get("preset", "its preset")))
+    return preset if preset is not None and preset.geometry == model.geometry else None
 
 
 def with_seed(preset: Preset, seed: int) -> Preset:

@@ -17,7 +17,7 @@ from torch import Tensor
 from bdgd.apps.console import Output, Step
 from bdgd.apps.options import Device, Seed, choose_device
 from bdgd.apps.outputs import NAMES, posterior_files
-from bdgd.apps.pictures import percent
+from bdgd.apps.pictures import percent, spread_colours
 from bdgd.apps.provenance import digest, printable, provenance
 from bdgd.apps.report import against_truth, report
 from bdgd.apps.scan_tasks import Task, examine, result_folders
@@ -43,7 +43,7 @@ _TO_CHECK = (
 )
 _THUMBNAILS, _THUMBNAIL_PIXELS = 12, 160
 
-Files = Annotated[list[Path], typer.Argument(metavar="SCAN...", help="Scan files: a sinogram, or a stack of them, with their geometry.")]
+Files = Annotated[list[Path], typer.Argument(metavar="SCAN", help="Scan files: a sinogram, or a stack of them, with their geometry.")]
 Model = Annotated[str, typer.Option("--model", "-m", help=f"A .safetensors file, or a shipped model: {', '.join(pretrained())}.")]
 Level = Annotated[float, typer.Option("--level", help="Level of the intervals, between 0 and 1.")]
 Regions = Annotated[Path | None, typer.Option("--regions", help="TOML file with discs and a profile line for the report.")]
@@ -216,23 +216,23 @@ def _origin(task: Task, job: _Job) -> dict[str, Any]:
 
 
 def picture(posterior: Posterior, level: float = 0.95, truth: Tensor | None = None, unit: str = "") -> list[Panel]:
-    """Panels of the first image: mean, standard deviation, interval width, and the error where the truth is known."""
+    """Panels of the first image, coloured as in the report: mean, standard deviation, the error where the truth is known, and the rest."""
     lower, upper = posterior.interval(level)
     named = f" ({unit})".replace("$", r"\$") if unit else ""  # a dollar would start mathematics
 
-    def spread(image: Tensor, title: str, label: str) -> Panel:
-        return Panel(image, title, Scale(label + named, 0.0, float(image.max()) or 1.0, "magma"))
+    def spread(label: str, images: dict[str, Tensor]) -> list[Panel]:
+        colours = spread_colours(*images.values())
+        scale = Scale(label + named, colours.low, colours.high, colours.name)
+        return [Panel(image, title, scale) for title, image in images.items()]
 
     mean, std, epistemic = posterior.mean[0, 0], posterior.std[0, 0], posterior.epistemic[0, 0].sqrt()
-    shown = [
+    error = {} if truth is None else {"error": (mean.cpu() - truth[0, 0].cpu()).abs()}
+    return [
         Panel(mean, "mean", Scale(f"value{named}", 0.0, float(mean.max()) or 1.0)),
-        spread(epistemic, "epistemic std", "epistemic standard deviation"),
-        spread(std, "std", "standard deviation"),
-        spread((upper - lower)[0, 0], f"{percent(level)} interval width", f"width of the {percent(level)} interval"),
+        *spread("standard deviation, absolute error" if error else "standard deviation", {"std": std} | error),
+        *spread("epistemic standard deviation", {"epistemic std": epistemic}),
+        *spread(f"width of the {percent(level)} interval", {f"{percent(level)} interval width": (upper - lower)[0, 0]}),
     ]
-    if truth is not None:
-        shown.append(spread((mean.cpu() - truth[0, 0].cpu()).abs(), "error", "absolute error"))
-    return shown
 
 
 def _row(name: str, subject: Subject) -> list[str]:

@@ -151,7 +151,7 @@ def _regions(subject: Subject) -> str:
     rows = [f"<tr>{''.join(_cell(cell, k, 'th') for k, cell in enumerate(head))}</tr>"]
     for number, (disc, mask) in enumerate(zip(subject.places.discs, masks, strict=True)):
         mean, std, lower, upper = (float(getattr(found[number], name)) for name in ("mean", "std", "lower", "upper"))
-        cells = [str(number + 1), disc.name, str(int(mask.sum())), rounded(mean, std), f"{std:.2g}"]
+        cells = [str(number + 1), disc.name, str(int(mask.sum())), rounded(mean, std), rounded(std, std)]
         cells.append(f"{rounded(lower, std)} to\u00a0{rounded(upper, std)}")
         if subject.truth is not None:
             truth = float(subject.truth[0, 0].cpu()[mask].mean())

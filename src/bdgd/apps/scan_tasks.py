@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
 
-from bdgd.apps.options import make_folder
+from bdgd.apps.options import make_folder, wrong_draws
 from bdgd.apps.outputs import Grid
 from bdgd.apps.places import Places, default_places, read_places
 from bdgd.apps.provenance import printable
@@ -96,11 +96,10 @@ def _objection(model: Reconstructor, scan: Scans, draws: int) -> str | None:
     """Why the model's calibration does not hold for this scan; None where it does or there is none."""
     if model.calibration is None:
         return None
-    made, right = draws if model.random else 1, model.calibration.draws
-    if made != right:  # in the words of the command line
-        return f"the intervals are not calibrated: the calibration holds for {right} draws, not {made}; take --draws {right}"
+    if wrong := wrong_draws(model, draws):
+        return wrong
     try:
-        model.calibration.require(made, "weights")
+        model.calibration.require(model.calibration.draws, "weights")
         model.calibration.require_noise(scan.noise.to_dict() if scan.noise is not None else None)
     except InputError as reason:
         return f"the intervals are not calibrated: {reason}"

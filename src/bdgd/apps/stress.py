@@ -11,8 +11,8 @@ import typer
 from torch import Tensor
 
 from bdgd.apps.console import Output, Step
-from bdgd.apps.options import Device, Seed, choose_device, require_writable
-from bdgd.apps.presets import Preset, parse_preset
+from bdgd.apps.options import Device, Seed, choose_device, require_writable, wrong_draws
+from bdgd.apps.presets import Preset, trained_by
 from bdgd.apps.provenance import measured_on, provenance
 from bdgd.checks import InputError
 from bdgd.data import GaussianNoise, Noise, ellipse_images, noise_from_dict, phantom_images
@@ -21,6 +21,7 @@ from bdgd.evaluation import save_figure
 from bdgd.evaluation.conditions import KINDS, Condition, geometry_of, standard_conditions
 from bdgd.evaluation.degradation import Degradation, degradation_curves
 from bdgd.evaluation.degradation_figures import COLUMNS, degradation_figure, degradation_markdown, degradation_rows
+from bdgd.evaluation.figures import require_ending
 from bdgd.evaluation.pages import insert, require_place
 from bdgd.models import Reconstructor, load
 from bdgd.storage import write_json, write_text
@@ -58,8 +59,12 @@ def stress(
         require_writable(path)
     if page is not None:
         require_place(page, "stress")
+    if figure is not None:
+        require_ending(figure)
     network = load(model, device=where)
-    preset = _preset_of(network)
+    if draws is not None and (wrong := wrong_draws(network, draws)):
+        raise InputError(f"{wrong}, or leave it out")
+    preset = trained_by(network)
     ordinary, conditions = _chosen(network, preset, noise, only)
     anatomy = None if slices is None else read_slices(slices, _side(network))
     phantoms = network.value_scale * _phantoms(network, preset, images, seed)
@@ -82,13 +87,6 @@ def stress(
 
 def _tell(step: Step, condition: Condition, done: int) -> None:
     step(done, f"{condition.kind} {condition.value:g}".removesuffix(" 0"))
-
-
-def _preset_of(network: Reconstructor) -> Preset | None:
-    """What the model was trained by, where it says so and it is for the model's geometry."""
-    text = network.provenance.get("preset_text")
-    preset = None if text is None else parse_preset(str(text), str(network.provenance.get("preset", "its preset")))
-    return preset if preset is not None and preset.geometry == network.geometry else None
 
 
 def _phantoms(network: Reconstructor, preset: Preset | None, count: int, seed: int) -> Tensor:

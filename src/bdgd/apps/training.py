@@ -61,7 +61,7 @@ def train_preset(
     so the members of an ensemble differ in their start and in the order of the images alone.
     """
     start = time.perf_counter()
-    _keep(preset, run, device)
+    _keep(preset, run, device, resume)
     A = RayTransform(preset.geometry, device=device)
     model = make_model(preset, A)
     if before is not None:
@@ -83,13 +83,17 @@ def train_preset(
     return model
 
 
-def _keep(preset: Preset, run: Path, device: torch.device) -> None:
+def _keep(preset: Preset, run: Path, device: torch.device, resume: bool) -> None:
     """Put the preset and the environment into a run folder where no training has begun; one of another preset is refused."""
     make_folder(run)
     require_same_preset(preset, run)
-    if rank() == 0 and not _has_begun(run):
+    if rank() != 0:
+        return
+    if not _has_begun(run):
         write_json(run / "environment.json", provenance(preset.seed, device))
         write_text(run / "preset.toml", preset.text)
+    elif not resume:
+        raise InputError(f"{run} already holds a run of this preset; add --resume to go on with it, or choose another folder")
 
 
 def require_same_preset(preset: Preset, run: Path) -> None:

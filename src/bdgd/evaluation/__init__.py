@@ -2,7 +2,7 @@
 
 from bdgd.evaluation.benchmark import FULL, QUICK, SETTINGS, Effort, Method, Scores, score, table_scans, validation_scans
 from bdgd.evaluation.figures import Panel, Scale, panels, save_figure
-from bdgd.evaluation.methods import METHODS, find_method, remembering, setting_of
+from bdgd.evaluation.methods import METHODS, find_method, remembering, require_setting, setting_of
 from bdgd.evaluation.reliability import uncertainty_figure
 from bdgd.evaluation.strata import StratumScores
 from bdgd.evaluation.uncertainty import UncertaintyScores, score_uncertainty
@@ -22,6 +22,7 @@ __all__ = [
     "find_method",
     "panels",
     "remembering",
+    "require_setting",
     "save_figure",
     "score",
     "score_uncertainty",

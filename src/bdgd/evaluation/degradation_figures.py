@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 from bdgd.evaluation.conditions import KINDS
@@ -24,6 +25,7 @@ LEGEND = (
 
 _INCHES = 2.3, 1.75  # of one panel
 _NARROW = 0.4  # the width of the panel of a single point
+_LETTERS = 13  # of the title, to the inch
 _UNITS = {"noise": "{:g} %", "views": "{:g} views", "missing": "{:g} views", "axis": "{:g} detectors"}
 
 
@@ -68,7 +70,7 @@ def degradation_figure(found: Degradation, title: str = "") -> Figure:
     kinds, rows = found.kinds() or ["noise"], _rows(found)
     widths = [1.0 if len(found.curve(kind)) > 1 else _NARROW for kind in kinds]
     figure = new_figure(_INCHES[0] * sum(widths) + 0.6, _INCHES[1] * len(rows) + 0.5)
-    told = "circles: ordinary scans; crosses: the intervals fail and no alarm says so"
+    told = fill("circles: ordinary scans; crosses: the intervals fail and no alarm says so", int(_LETTERS * figure.get_figwidth()))
     figure.suptitle(f"{title}\n{told}" if title else told, fontsize=9)
     axes = figure.subplots(len(rows), len(kinds), sharey="row", sharex="col", squeeze=False, width_ratios=widths)
     for line, (label, draw) in zip(axes, rows, strict=True):

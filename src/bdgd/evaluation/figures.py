@@ -92,12 +92,19 @@ def panels(rows: Sequence[Sequence[Panel | None]], row_names: Sequence[str] = ()
     return figure
 
 
+def require_ending(path: str | Path) -> str:
+    """The format of a figure by its file's ending; raise unless figures can be written so, which is better known before the work."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    known, ending = FigureCanvasAgg.get_supported_filetypes(), Path(path).suffix[1:].lower()
+    if ending not in known:
+        raise InputError(f"cannot write a figure to {path}: the name must end in one of {', '.join('.' + name for name in known)}")
+    return ending
+
+
 def save_figure(figure: Figure, path: str | Path) -> None:
     """Write the figure in the format of the file's ending, replacing a file that is there."""
-    path = Path(path)
-    known = figure.canvas.get_supported_filetypes()
-    if (ending := path.suffix[1:].lower()) not in known:
-        raise InputError(f"cannot write a figure to {path}: the name must end in one of {', '.join('.' + name for name in known)}")
+    ending = require_ending(path)
     with replacing(path) as temporary:
         figure.savefig(temporary, format=ending, dpi=_DPI)
 
@@ -164,7 +171,7 @@ def _columns(rows: Sequence[Sequence[Panel | None]], row_names: Sequence[str]) -
 
 def _colour_bar(figure: Figure, scale: Scale, shown: list[tuple[Any, Any]], place: Any = None) -> None:
     """One bar in its place, or below the panels of a scale, as wide as a panel."""
-    from matplotlib.ticker import MaxNLocator
+    from matplotlib.ticker import MaxNLocator, ScalarFormatter
 
     pictures, places = zip(*shown, strict=True)
     covered = len({place.get_subplotspec().colspan.start for place in places})
@@ -173,8 +180,10 @@ def _colour_bar(figure: Figure, scale: Scale, shown: list[tuple[Any, Any]], plac
     where: dict[str, Any] = {"cax": place, "orientation": "horizontal"}
     if place is None:
         where = {"ax": list(places), "location": "bottom", "shrink": 0.9 / covered, "aspect": 25, "pad": 0.02}
-    where["ticks"] = MaxNLocator(5)
+    where |= {"ticks": MaxNLocator(5), "format": (numbers := ScalarFormatter())}
+    numbers.set_powerlimits((-4, 6))  # labels such as 0.00015 would run into each other
     bar = figure.colorbar(pictures[0], extend=("both" if above else "min") if below else ("max" if above else "neither"), **where)
     bar.set_label(scale.label, fontsize=9)
     bar.ax.tick_params(labelsize=8)
+    bar.ax.xaxis.get_offset_text().set_fontsize(8)
     bar.outline.set_visible(False)

@@ -17,10 +17,11 @@ from typing import Any
 
 from bdgd.evaluation.challenge import ViewCondition, group_of
 from bdgd.evaluation.pages import listed, markdown_table, origins
+from bdgd.models import pretrained
 from bdgd.storage import read_kept, write_json
 
 Results = Mapping[str, Mapping[str, Any]]  # setting -> score -> value
-MISSING = "not trained yet"
+MISSING, UNMEASURED = "not trained yet", "not measured yet"
 
 #: Which score chooses the setting that each score is taken from.
 _CHOSEN_BY = {
@@ -96,7 +97,7 @@ def scores_of(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, f
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table and the method that fills it; a learned one says so where its model is missing."""
+    """A row of the table and the method that fills it; a learned one says so where its model is missing, or its scores are."""
 
     name: str
     method: str
@@ -127,7 +128,7 @@ def measured_markdown(folder: Path, condition: ViewCondition) -> str:
         if scores:
             cells.append([row.name, f"{len(scores)}", *_cells(scores, condition.own)])
         elif row.learned and not read_entries(folder, condition.name, f"{row.method}+linear"):  # the one row of a model that corrects
-            cells.append([row.name, "0", MISSING, *[""] * (len(columns) - 3)])
+            cells.append([row.name, "0", UNMEASURED if row.method in pretrained() else MISSING, *[""] * (len(columns) - 3)])
     title = f"**{condition.title[0].upper()}{condition.title[1:]}**"
     return "\n\n".join([title, markdown_table(columns, cells), *_of_draws(shown), origins(shown)])
 

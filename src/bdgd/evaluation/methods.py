@@ -56,6 +56,15 @@ def setting_of(names: Iterable[str]) -> str:
     return "sparse30"
 
 
+def require_setting(names: Iterable[str], setting: str) -> None:
+    """Raise, before any work is done, where one of these is a trained model for another geometry than the setting's."""
+    for name in names:
+        if name not in METHODS and geometry_of(name) != SETTINGS[setting]:
+            raise InputError(
+                f"the model {name} was trained for another geometry than that of {setting}; choose another --setting, or score it alone"
+            )
+
+
 def prepare_model(name: str, A: RayTransform, seed: int = 0, effort: Effort = FULL) -> Method:
     """A trained model; its image is the mean of the draws. Its intervals are calibrated where that holds for so many draws."""
     model = load(name, device=A.device)
