@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -91,6 +92,14 @@ def with_head(seed: int = 0) -> DeepGradientDescent:
         model, small_scans(), validation=small_scans(4, seed=1), draws=3, epochs=2, width=8, generator=torch.Generator().manual_seed(seed)
     )
     return model
+
+
+def test_the_report_tells_of_every_draw_before_the_epochs() -> None:
+    model, told = small_model(), list[dict[str, Any]]()
+    bdgd.train_scale_head(model, small_scans(), validation=small_scans(4, seed=1), draws=3, epochs=2, width=8, report=told.append)
+    drawn, epochs = [record["drawn"] for record in told if "drawn" in record], [record for record in told if "epoch" in record]
+    assert sum(drawn) == 3 * (len(small_scans()) + 4) and len(epochs) == 2
+    assert all("drawn" in record for record in told[: len(drawn)])
 
 
 def test_training_a_head_leaves_the_mean_alone_and_makes_the_variance_local() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from bdgd.apps.console import Output
+from bdgd.apps.console import Output, Step
 from bdgd.apps.options import Device, Seed, choose_device, require_writable
 from bdgd.apps.presets import trained_by
 from bdgd.apps.provenance import provenance
@@ -139,11 +140,20 @@ def _train_head(out: Output, network: Reconstructor, noise: Noise | None, count:
         raise InputError("--head needs a cascade; this model has no blocks, leave --head out")
     fresh = scans_like_training(network, _set_of_head(network), count, noise, seed, offset=OTHER_STREAM)
     held_out = scans_like_training(network, "validation", max(20, count // 10), noise, seed, offset=OTHER_STREAM)
-    with out.progress("scale head", epochs) as step:
+    made = draws if network.random else 1
+    with ExitStack() as bars:  # first the draws of its images, then its epochs
+        drawing = bars.enter_context(out.progress("draws for the scale head", made * (len(fresh) + len(held_out))))
+        training: Step | None = None
 
-        def report(record: dict[str, object]) -> None:
-            if "epoch" in record:
-                step(1, f"loss {record['loss']:.3f}")
+        def report(record: dict[str, Any]) -> None:
+            nonlocal training
+            if "drawn" in record:
+                drawing(record["drawn"])
+            elif "epoch" in record:
+                if training is None:
+                    bars.close()
+                    training = bars.enter_context(out.progress("scale head", epochs))
+                training(1, f"loss {record['loss']:.3f}")
 
         generator = named_generator("scale head", seed)
         history = train_scale_head(network, fresh, validation=held_out, draws=draws, epochs=epochs, generator=generator, report=report)

@@ -67,6 +67,8 @@ def train_scale_head(
     """Give the trained model a scale head, in place, trained on `scans` that the model was NOT trained on; drops its calibration.
 
     draws: as many as will be used at inference. The record says what the head gains on the validation scans (else on `scans`).
+    report: called after every epoch, and before that, while the scans go through the cascade, after every draw of some of them, with
+    how many in "drawn".
     """
     if not isinstance(model, DeepGradientDescent):
         raise InputError(f"a scale head reads the last block of a cascade, {type(model).__name__} has none; train a DeepGradientDescent")
@@ -74,8 +76,9 @@ def train_scale_head(
         epochs=epochs, batch=batch, learning_rate=learning_rate, last_learning_rate=last_learning_rate, weight_decay=weight_decay
     )
     seed, draws = seed_from(generator), require_count(draws, "draws") if model.random else 1
-    residuals = residuals_of(model, scans, draws, keyed_generator(seed, "scale", "draws"))
-    held_out = residuals_of(model, validation, draws, keyed_generator(seed, "scale", "validation")) if validation is not None else residuals
+    residuals = held_out = residuals_of(model, scans, draws, keyed_generator(seed, "scale", "draws"), report)
+    if validation is not None:
+        held_out = residuals_of(model, validation, draws, keyed_generator(seed, "scale", "validation"), report)
     head = fit_scale_head(residuals, schedule, seed=seed, width=width, components=components, report=report)
     model.forget_error_bars()
     model.scale_head = head.eval()
@@ -97,7 +100,9 @@ def fit_scale_head(
 
 
 @torch.no_grad()
-def residuals_of(model: DeepGradientDescent, scans: Scans, draws: int, generator: torch.Generator) -> Residuals:
+def residuals_of(
+    model: DeepGradientDescent, scans: Scans, draws: int, generator: torch.Generator, report: Report | None = None
+) -> Residuals:
     """Push the scans through the frozen cascade `draws` times; every image gets weights of its own in every draw."""
     parts = []
     for first in range(0, len(scans), BATCH):
@@ -111,6 +116,7 @@ def residuals_of(model: DeepGradientDescent, scans: Scans, draws: int, generator
             step = frontier.state.x.clamp(min=0).double() - mean
             mean = mean + step / (s + 1)
             squares = squares + step**2 * (s / (s + 1))  # Welford: (x - old mean)(x - new mean)
+            tell(report, {"stage": "scale", "drawn": len(start.truth)})
         image, epistemic = mean.float(), (squares / max(draws - 1, 1)).float()
         clues = model.clues(start.y, image, epistemic)
         parts.append(Residuals(clues, start.truth - image, epistemic, start.truth))
