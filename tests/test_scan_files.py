@@ -82,6 +82,14 @@ def test_bad_slices_are_named(slices: Any, message: str, tmp_path: Path) -> None
         read_scans(tmp_path / "scan.h5", slices)
 
 
+@pytest.mark.parametrize("name", ["scan.npz", "scan.TIF", "scan.mat"])
+def test_scans_are_not_written_under_the_name_of_another_format(name: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="would be read as another format"):
+        write_scans(tmp_path / name, some_scans())
+    write_scans(tmp_path / "scan", some_scans())
+    assert len(read_scans(tmp_path / "scan")) == len(some_scans())
+
+
 def test_hand_made_files_need_no_more_than_the_contract(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "scan.h5", "w") as file:
         file["sinogram"] = np.arange(2 * 3 * 5, dtype=">u2").reshape(2, 3, 5)

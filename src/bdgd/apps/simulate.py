@@ -31,7 +31,7 @@ from bdgd.data import (
 )
 from bdgd.data import simulate as simulate_scans
 from bdgd.data.estimates import three_digits
-from bdgd.data.formats import FORMATS
+from bdgd.data.formats import require_hdf5_name
 from bdgd.data.kinds import within_field
 from bdgd.data.scanner import Scanner, read_scanner
 from bdgd.models.scales import value_scale
@@ -96,8 +96,7 @@ def simulate(
     disturbance = _noise(noise, photons, attenuation, scanner)
     require_count(count, "--count")
     beam = None if hardening is None else Correction(hardening=hardening)
-    if (ending := output.suffix.lower()) in FORMATS and FORMATS[ending].name != "HDF5":
-        raise InputError(f"scans are written as HDF5, and {output} would be read as another format; let its name end in .h5")
+    require_hdf5_name(output)
     require_writable(output)
     A = RayTransform(scanner.geometry, where)
     images = _phantoms(phantom, "ICPR 2020" if text is None else text, count, scanner.geometry, seed)

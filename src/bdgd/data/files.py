@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from bdgd.checks import InputError
-from bdgd.data.formats import format_of
+from bdgd.data.formats import format_of, require_hdf5_name
 from bdgd.data.formats.attributes import VERSION
 from bdgd.data.formats.contents import named_errors
 from bdgd.data.noise import Noise, noise_from_dict
@@ -36,6 +36,7 @@ def write_scans(path: str | Path, scans: Scans, *, provenance: Mapping[str, Any]
     path = Path(path)
     if not isinstance(scans, Scans):
         raise InputError(f"write_scans needs Scans, got {type(scans).__name__}; make them with bdgd.simulate or Scans(sinograms, geometry)")
+    require_hdf5_name(path)
     attributes = _attributes(scans)
     # Format 1.8, which every HDF5 since 2008 reads: before it an attribute ended at 64 KB, so at 8191 angles.
     with replacing(path) as temporary, PatientFile(temporary, "x+") as raw:

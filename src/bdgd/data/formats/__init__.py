@@ -30,6 +30,12 @@ FORMATS = {
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
 
+def require_hdf5_name(path: Path) -> None:
+    """Raise where a file that is written as HDF5 would be read as another format for its suffix."""
+    if FORMATS.get(path.suffix.lower(), _HDF5) is not _HDF5:
+        raise InputError(f"scans are written as HDF5, and {path} would be read as another format; let its name end in .h5")
+
+
 def format_of(path: Path) -> Format:
     """The format of a scan file by its suffix; without a known one, HDF5 where the file begins like it."""
     if path.is_dir():
