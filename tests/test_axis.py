@@ -45,6 +45,8 @@ def test_reading_estimates_or_takes_an_axis(tmp_path: Path, generator: torch.Gen
     assert scans.geometry is not None and scans.geometry.detector_offset == pytest.approx(3.0, abs=0.05)
     assert len(scans.notes) == 1 and scans.notes[0].startswith("the axis is estimated to be at detector 4")
     assert read_scans(tmp_path / "scan.h5", axis=47).geometry == shifted  # (101 - 1) / 2 - 47 = 3
+    note = "the axis is given to be at detector 50.00: where the geometry has it"
+    assert read_scans(tmp_path / "scan.h5", axis=50).notes == (note,)
     for axis in ("guess", 101, math.nan):
         with pytest.raises(InputError, match="axis must be"):
             read_scans(tmp_path / "scan.h5", axis=axis)

@@ -158,7 +158,7 @@ def _score(out: Output, name: str, prepare: Callable[[], Method], test: Scans, *
     remember: keep its posteriors, since the error bars are scored after the images.
     """
     start = time.perf_counter()
-    with out.waiting(f"{name}: preparing, on validation images where something has to be chosen"):
+    with out.waiting(f"{name}: " + ("choosing its kind and weight on validation images" if name == "tv" else "preparing")):
         method = remembering(prepare()) if remember else prepare()
     preparing = time.perf_counter() - start
     with out.progress(name, len(test)) as step:

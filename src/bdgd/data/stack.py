@@ -118,7 +118,8 @@ class Stack:
             offset = offset_of_axis(axis, self.geometry)
         placed = replace(self.geometry, detector_offset=offset)
         how = "estimated" if isinstance(axis, str) else "given"
-        instead = f"detector_offset is {offset:.6g} instead of {self.geometry.detector_offset:.6g}"
+        was, now = (f"{each:.6g}" for each in (self.geometry.detector_offset, offset))
+        instead = "where the geometry has it" if was == now else f"detector_offset is {now} instead of {was}"
         note = f"the axis is {how} to be at detector {axis_of_offset(placed):.2f}: {instead}"
         self._header = replace(self._header, geometry=placed)
         self._notes = (*self._notes, note)
