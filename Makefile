@@ -29,6 +29,7 @@ clean:  ## remove the environment, caches and what the demo wrote
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(INSTALLED): pyproject.toml constraints.txt
+	@echo "setting up .venv: a minute or two, longer where PyTorch comes with CUDA packages"
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test]"
 	@touch $@
