@@ -41,7 +41,7 @@ def test_everything_is_measured_once(measured: Measured) -> None:
     )
     assert measured.nll["object"] != measured.nll["all"]
     bars = promise_bars(measured)
-    assert len(bars) == 11 and all(bar.verdict in ("met", "not met") and bar.measured for bar in bars)
+    assert len(bars) == 12 and all(bar.verdict in ("met", "not met") and bar.measured for bar in bars)
     assert "scores" in measured.to_dict()
 
 
@@ -56,6 +56,7 @@ def test_verdicts_follow_the_numbers(measured: Measured) -> None:
             {"regions_covered": {"anywhere": 0.93, "on the object": 0.9}},
         ),
         ("alarm on images with text", {"text_alarms": 0.95}, {"text_alarms": 0.94}),
+        ("alarm where the axis is 0.25 detectors off", {"off_axis_alarms": 0.95}, {"off_axis_alarms": 0.94}),
         ("alarm on ordinary", {"false_alarms": 0.05}, {"false_alarms": 0.06}),
         ("finding text", {"text_auroc": 0.9}, {"text_auroc": 0.89}),
     ):

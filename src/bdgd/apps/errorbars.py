@@ -62,7 +62,8 @@ def _measure(job: Reproduction, model: Reconstructor, about: dict[str, Any]) -> 
     bars = promise_bars(measured)
     seconds = round(time.perf_counter() - start, 1)
     origin = {**about, "seconds": seconds, **provenance(FRESH, job.device)}
-    text = bars_as_markdown(bars, f"{MODEL}, {images} fresh ellipse images, {texts} with text. {job.effort.note()}".strip(), origin)
+    told = f"{MODEL}, {images} fresh ellipse images, {texts} with text, {texts} with the axis off. {job.effort.note()}"
+    text = bars_as_markdown(bars, told.strip(), origin)
     write_text(job.folder / "errorbars.md", text + "\n")
     write_json(job.folder / "errorbars.json", {"provenance": origin, "bars": [asdict(bar) for bar in bars], **measured.to_dict()})
     save_small(uncertainty_figure(measured.scores.strata, f"{MODEL}, {images} fresh images"), job.folder / "errorbars.png")
