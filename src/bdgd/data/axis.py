@@ -19,7 +19,9 @@ from bdgd.operators.geometry import FanBeam, Geometry, ParallelBeam
 _FEWEST = 0.25  # share of a view's rays that must have an opposite, or the estimate rests on too little
 _LEAST_ARC = math.pi / 3 - 1e-6  # radians: on less the way of the centre of mass is too straight to tell its middle
 _LEAST_SEEN = 0.1  # of the mean square of all rays: what is compared must hold so much of the object
-_DISAGREE = 0.25  # of the mean square of the rays that are compared: with the right axis their difference is noise
+_DISAGREE = 0.25  # of the mean square of the rays that are compared: so much their difference may be with any axis that is best
+_CLEAR = 0.5  # of the mismatch of most other axes: where _MANY views are compared, what a clearly better one leaves is noise
+_MANY = 16
 _SMOOTHING = 1.5  # detectors: interpolation between noisy values would prefer the places between detectors
 
 
@@ -47,10 +49,10 @@ def estimate_axis(sinograms: Tensor, geometry: Geometry) -> float:
     y = sinograms[:, 0].detach().cpu().to(torch.float64).numpy()
     if float(np.ptp(y)) == 0.0:
         raise InputError("the axis cannot be estimated: the sinogram has one value throughout; give detector_offset in the geometry")
-    if _has_opposites(geometry):
-        return _best_offset(_opposites_mismatch, _smooth(y), geometry)
+    if opposed := _opposed_views(geometry):
+        return _best_offset(_opposites_mismatch, _smooth(y), geometry, _CLEAR if opposed >= _MANY else 0.0)
     if (seam := _seam(geometry)) is not None:
-        return _best_offset(_seam_mismatch, _smooth(y[:, seam]), geometry[seam.tolist()])
+        return _best_offset(_seam_mismatch, _smooth(y[:, seam]), geometry[seam.tolist()], 0.0)
     if isinstance(geometry, FanBeam) or geometry.arc[1] <= _LEAST_ARC:
         degrees = math.degrees(geometry.arc[1])
         raise InputError(f"the axis cannot be estimated from an arc of {degrees:.0f} degrees; give detector_offset in the geometry")
@@ -77,11 +79,11 @@ def centre_of_mass_offset(sinograms: Tensor, geometry: Geometry) -> Tensor:
     return -centre[:, 0, 0] * geometry.detector_spacing
 
 
-def _has_opposites(geometry: Geometry) -> bool:
-    """Whether enough rays are measured from both ends, wherever on the detector the axis is."""
+def _opposed_views(geometry: Geometry) -> int:
+    """How many views have rays that are measured from both ends, wherever on the detector the axis is; 0 where they are too few rays."""
     wanted, _ = _opposite_angles(geometry, 0.0)
     usable = _interpolation(geometry, wanted)[2]
-    return bool(usable.any(0).mean() > _FEWEST)
+    return int(usable.any(1).sum()) if usable.any(0).mean() > _FEWEST else 0
 
 
 def _opposite_angles(geometry: Geometry, offset: float) -> tuple[np.ndarray, np.ndarray]:
@@ -106,24 +108,28 @@ def _interpolation(geometry: Geometry, wanted: np.ndarray) -> tuple[np.ndarray, 
     return np.stack((order[lower], order[upper])), np.stack((1 - share, share)), near | exact
 
 
-def _best_offset(mismatch: Callable[[np.ndarray, Geometry, float], float], y: np.ndarray, geometry: Geometry) -> float:
-    """The offset with the smallest mismatch: a coarse search over half the detector, then ever finer ones around its best."""
+def _best_offset(mismatch: Callable[[np.ndarray, Geometry, float], float], y: np.ndarray, geometry: Geometry, clear: float) -> float:
+    """The offset with the smallest mismatch: a coarse search over half the detector, then ever finer ones around its best.
+
+    It must be below `_DISAGREE`, or below `clear` times that of the middle one of the coarse search.
+    """
     spacing, reach = geometry.detector_spacing, geometry.detectors // 4
     step = float(max(1, reach // 32))
-    candidates = np.arange(-reach, reach + step, step) * spacing
+    candidates, usual = np.arange(-reach, reach + step, step) * spacing, math.nan
     while True:
         errors = np.array([mismatch(y, geometry, float(offset)) for offset in candidates])
         if not np.isfinite(errors).any():
             raise InputError("the axis cannot be estimated: too few rays are measured from both ends; give detector_offset in the geometry")
         best = float(candidates[int(np.nanargmin(errors))])
+        usual = usual if math.isfinite(usual) else float(np.nanmedian(errors))  # of the first, coarse search
         if step <= 0.02:
             break
         step /= 4
         candidates = np.linspace(best - 4 * step * spacing, best + 4 * step * spacing, 9)
-    if abs(best) > reach * spacing or np.nanmin(errors) > _DISAGREE:
+    if abs(best) > reach * spacing or np.nanmin(errors) > max(_DISAGREE, clear * usual):
         raise InputError(
-            "the axis cannot be estimated: with none in the middle half of the detector do rays that were measured from both ends agree;"
-            " give detector_offset in the geometry"
+            "the axis cannot be estimated: with none in the middle half of the detector do rays that were measured from both ends agree,"
+            " so it is elsewhere or the noise too large; give detector_offset in the geometry"
         )
     return best
 
