@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -115,10 +116,26 @@ def test_an_operator_without_gradients_is_for_greedy_training_alone(tmp_path: Pa
         bdgd.train_greedily(model, scans_of(), epochs=1, generator=seeded())
         found.append(model.fingerprint())
     assert found[0] == found[1]
-    for train, name in ((bdgd.finetune_jointly, "mean_field"), (bdgd.train_directly, "primal_dual")):
-        with pytest.raises(bdgd.InputError, match=r"which gives no gradients; make it a bdgd\.LinearOperator"):
-            train(model_of(name, A), scans_of(), run=tmp_path / "run")  # type: ignore[arg-type]
+    with_weights = Foreign(nn.Parameter(MATRIX), IMAGE, SINOGRAM)  # whose own gradients say nothing of those of its input
+    for operator in (A, with_weights):
+        for train, name in ((bdgd.finetune_jointly, "mean_field"), (bdgd.train_directly, "primal_dual")):
+            with pytest.raises(bdgd.InputError, match=r"which gives no gradients; make it a bdgd\.LinearOperator"):
+                train(model_of(name, operator), scans_of(), run=tmp_path / "run")  # type: ignore[arg-type]
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("train", "name"), [(bdgd.finetune_jointly, "mean_field"), (bdgd.train_directly, "primal_dual")])
+def test_training_through_the_operator_does_not_depend_on_the_default_precision(train: Any, name: str) -> None:
+    found, before = [], torch.get_default_dtype()
+    for default in (torch.float32, torch.float64):
+        model, scans = model_of(name, Exact()), scans_of()
+        try:
+            torch.set_default_dtype(default)
+            train(model, scans, epochs=1, batch=3, generator=seeded())
+        finally:
+            torch.set_default_dtype(before)
+        found.append(model.fingerprint())
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("name", ["point", "primal_dual"])

@@ -115,12 +115,19 @@ def _starts(model: DeepGradientDescent | LearnedPrimalDual, scans: Scans) -> tor
 
 def _trainer(model: Reconstructor, objective: Objective, schedule: Schedule, seed: int, report: Report | None) -> Trainer:
     """A trainer that captures its step where the operator, through which every step goes, can be captured."""
-    A = model.A
-    with torch.enable_grad():
-        for apply, shape in ((A, A.domain_shape), (A.T, A.range_shape)):
-            if not apply(torch.zeros(1, *shape, device=model.device, requires_grad=True)).requires_grad:
-                raise InputError(f"training goes through {A}, which gives no gradients; make it a bdgd.LinearOperator, which has them")
+    _require_gradients(model)
     return Trainer(objective, schedule, seed=seed, report=report, capture=getattr(model.A, "capturable", False))
+
+
+def _require_gradients(model: Reconstructor) -> None:
+    """Raise where nothing flows back to the input of the operator or of its transpose; to weights of its own it may all the same."""
+    A = model.A
+    for apply, shape in ((A, A.domain_shape), (A.T, A.range_shape)):
+        with torch.enable_grad():
+            v = torch.zeros(1, *shape, dtype=torch.float32, device=model.device, requires_grad=True)
+            total = apply(v).sum()
+        if not total.requires_grad or torch.autograd.grad(total, v, allow_unused=True)[0] is None:
+            raise InputError(f"training goes through {A}, which gives no gradients; make it a bdgd.LinearOperator, which has them")
 
 
 def _train(stage: str, model: Reconstructor, trainer: Trainer, folder: RunFolder | None, scored: Callable[[], Record]) -> History:
