@@ -66,6 +66,16 @@ def test_the_noise_of_several_scans_is_relative_to_each() -> None:
     assert isinstance(found, GaussianNoise) and found.relative == pytest.approx(0.01, rel=0.15)
 
 
+def test_empty_slices_tell_no_noise_and_small_scans_tell_it_together() -> None:
+    A, images = RayTransform(ParallelBeam.sparse(image_size=128, views=30)), random_ellipses(1, 128, generator=seeded(2))
+    noisy = GaussianNoise(0.01)(A(images), generator=seeded(1))
+    assert estimate_noise(torch.cat((noisy, torch.zeros_like(noisy)))) == estimate_noise(noisy)
+    small = RayTransform(ParallelBeam(image_size=64, angles=np.linspace(0, 3, 8), detectors=93))
+    y = PoissonNoise(1e4)(small(0.04 * random_ellipses(12, 64, generator=seeded(4))), generator=seeded(5))
+    together = estimate_noise(y)
+    assert isinstance(together, PoissonNoise) and math.sqrt(1e4 / together.photons) == pytest.approx(1, abs=0.2)
+
+
 def test_photon_noise_is_recognised_and_its_size_estimated_to_15_per_cent(scan: Scans) -> None:
     for part in (scan.sinograms, scan.sinograms[:, :, ::3]):
         noise = estimate_noise(part)

@@ -30,6 +30,7 @@ _SHARE = 0.25  # of the |differences| that lies below the quantile that is taken
 _BELOW = NormalDist().inv_cdf(0.5 + _SHARE / 2)  # such a share of all |n|, n standard normal, lies below it
 _FINE = 256  # detectors: on fewer, wider ones an object is rough itself
 _GROUPS, _ENOUGH = 6, 300  # groups of equal value, and rays that a group needs
+_ENOUGH_ALONE = 4 * _ENOUGH  # rays of an image that is judged by itself: groups for a rise, and the ends of views
 _RISE, _SPAN = 0.5, 0.7  # photon noise rises as exp(y / 2): at least so much of that rise, over a range of y at least so wide
 
 
@@ -38,12 +39,16 @@ def estimate_noise(sinograms: Tensor) -> GaussianNoise | PoissonNoise:
 
     Photon counting, where the noise rises with the line integral y as exp(y / 2) does: then 1 / sigma^2 = photons * exp(-y). Else
     normal noise of one size, relative to the mean of |y|. Noise that a detector spreads over its neighbours is underestimated;
-    an object that is rough in every ray is taken for noise. Each image is judged by itself, and of several the median counts.
+    an object that is rough in every ray is taken for noise. Each image is judged by itself, and of several the median counts, where
+    they have enough rays for that; those that are empty do not.
     """
     require_batch(sinograms, sinograms.shape[1:], "the sinogram")
     if sinograms.shape[-1] <= _ORDER:
         raise InputError(f"the noise cannot be estimated from {sinograms.shape[-1]} detectors; give it with --noise")
-    found = [_noise_of(image) for image in sinograms.double()]
+    y = sinograms.double()
+    full = y[[bool((image != image.flatten()[0]).any()) for image in y]]
+    y = full if len(full) else y
+    found = [_noise_of(image) for image in y] if y[0].numel() >= _ENOUGH_ALONE else [_noise_of(y)]
     photons = [noise.photons for noise in found if isinstance(noise, PoissonNoise)]
     if 2 * len(photons) > len(found):
         return PoissonNoise(three_digits(median(photons)))
@@ -51,7 +56,7 @@ def estimate_noise(sinograms: Tensor) -> GaussianNoise | PoissonNoise:
 
 
 def _noise_of(y: Tensor) -> GaussianNoise | PoissonNoise:
-    """`estimate_noise` of one image (1, V, D)."""
+    """`estimate_noise` of one image (1, V, D), or of several together."""
     level, sigma = _by_level(y)
     rise = _slope(level, sigma)
     if rise > _RISE and float(level[-1] - level[0]) > _SPAN:
