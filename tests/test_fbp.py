@@ -50,6 +50,9 @@ GEOMETRIES: dict[str, Geometry] = {
     "parallel, half a detector, lost views": ParallelBeam(
         image_size=64, angles=np.delete(degrees(0, 360), [100, 217, 218]), detectors=60, detector_offset=15.5
     ),
+    "parallel, half a detector, few views and one lost": ParallelBeam(
+        image_size=64, angles=np.delete(degrees(0, 360, 6), 20), detectors=60, detector_offset=15.5
+    ),
     "fan": fan(degrees(0, 360, 2)),
     "fan, pixel 0.3": fan(
         degrees(0, 360, 2), pixel_size=0.3, detector_spacing=0.3, source_to_axis=45.0, source_to_detector=75.0, image_size=(64, 70)

@@ -2,11 +2,11 @@
 
 For parallel rays, x = sum over views of dtheta_v * (ramp * y_v)(s) with s the detector coordinate of the pixel; the sum
 is the transpose A' of the ray transform, as in the paper (interpolating instead would give another image, 0.4 dB apart
-on the paper's sparse views). Detectors much wider than a pixel are interpolated between all the same: A' would leave pixels between
-their rays empty. For a fan with a flat detector, scaled to the axis at distance R from the source, a ray is
-first multiplied by its cosine and its redundancy weight, and a pixel at depth U below the source receives (R / U)^2
-times the filtered value (Kak and Slaney, "Principles of Computerized Tomographic Imaging", section 3.4.2), a factor
-that A' does not have: there the filtered views are interpolated.
+on the paper's sparse views). Between detectors wider than `WIDE` pixels values are interpolated all the same, since A' would
+leave pixels between their rays empty. For a fan with a flat detector, scaled to the axis at distance R from the source, a ray
+is first multiplied by its cosine and its redundancy weight, and a pixel at depth U below the source receives (R / U)^2 times
+the filtered value (Kak and Slaney, "Principles of Computerized Tomographic Imaging", section 3.4.2), a factor that A' does not
+have: there the filtered views are interpolated.
 """
 
 from __future__ import annotations

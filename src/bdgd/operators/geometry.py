@@ -106,7 +106,7 @@ class Geometry:
     def turn_weights(self) -> Tensor | None:
         """(V,) `view_weights` modulo a full turn, for which views from opposite sides differ; None where the views are no full turn.
 
-        A turn in which a gap of at most 10 degrees is left out, as by bad views, is still one: its neighbours stand for the gap.
+        A turn from which a view is left out, or a gap of at most 10 degrees, is still one: the neighbours stand for the gap.
         """
         return self._weights(2 * math.pi, _LOST) if self._gaps(2 * math.pi, _LOST)[-1] else None
 
@@ -140,7 +140,8 @@ class Geometry:
         distinct = apart.roll(1).cumsum(0) - 1
         gaps = gaps[apart]
         inner = float(gaps[:-1].max()) if len(gaps) > 1 else 0.0
-        return order, distinct, gaps, inner == 0.0 or float(gaps[-1]) <= max(1.5 * inner, lost + _SAME_ANGLE)
+        widest = max(2 * inner, lost) + _SAME_ANGLE if lost else 1.5 * inner  # one view may be lost, however far apart they are
+        return order, distinct, gaps, inner == 0.0 or float(gaps[-1]) <= widest
 
     def __getitem__(self, views: int | slice | Sequence[int]) -> Self:
         """The geometry of some of the views: `geometry[::2]`, `geometry[:60]`, `geometry[[0, 7, 9]]`."""
