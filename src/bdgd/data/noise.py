@@ -14,7 +14,8 @@ from torch import Tensor
 
 from bdgd.checks import InputError, require_finite, require_number, require_positive
 
-_MOST_COUNTS = 2.0**53  # beyond it float64 has no number for every count
+#: Photons in one ray: beyond it float64 has no number for every count, and a GPU draws counts of 32 bits.
+_MOST_COUNTS, _MOST_ON_GPU = 2.0**53, 2.0**31
 
 
 class Noise(Protocol):
@@ -72,7 +73,7 @@ class PoissonNoise:
         _require_clean(clean)
         expected = self.photons * torch.exp(-self.attenuation * clean.to(device=generator.device, dtype=torch.float64))
         require_finite(expected, "the expected photon count")
-        if (most := float(expected.max())) > _MOST_COUNTS:
+        if (most := float(expected.max())) > (_MOST_COUNTS if expected.device.type == "cpu" else _MOST_ON_GPU):
             raise InputError(f"a ray would count {most:.3g} photons, more than can be drawn; take fewer, or noise=None for none of it")
         counts = torch.poisson(expected, generator=generator).clamp_min(0.5)
         noisy = -torch.log(counts / self.photons) / self.attenuation
