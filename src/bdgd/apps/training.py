@@ -87,13 +87,12 @@ def _keep(preset: Preset, run: Path, device: torch.device, resume: bool) -> None
     """Put the preset and the environment into a run folder where no training has begun; one of another preset is refused."""
     make_folder(run)
     require_same_preset(preset, run)
-    if rank() != 0:
-        return
-    if not _has_begun(run):
+    begun = _has_begun(run)
+    if begun and not resume:
+        raise InputError(f"{run} already holds a run of this preset; add --resume to go on with it, or choose another folder")
+    if rank() == 0 and not begun:
         write_json(run / "environment.json", provenance(preset.seed, device))
         write_text(run / "preset.toml", preset.text)
-    elif not resume:
-        raise InputError(f"{run} already holds a run of this preset; add --resume to go on with it, or choose another folder")
 
 
 def require_same_preset(preset: Preset, run: Path) -> None:

@@ -60,6 +60,7 @@ def require_setting(names: Iterable[str], setting: str) -> None:
     """Raise, before any work is done, where one of these is a trained model for another geometry than the setting's."""
     for name in names:
         if name not in METHODS and geometry_of(name) != SETTINGS[setting]:
+            setting_of([name])  # where it has none, that is what is wrong
             raise InputError(
                 f"the model {name} was trained for another geometry than that of {setting}; choose another --setting, or score it alone"
             )
