@@ -67,6 +67,11 @@ def test_adjoint_mismatch_repeats_itself_and_takes_a_generator(device: torch.dev
     assert adjoint_mismatch(operator, generator) != adjoint_mismatch(operator, generator)
 
 
+def test_no_trial_is_no_judgement() -> None:
+    with pytest.raises(InputError, match="trials"):
+        adjoint_mismatch(Dense(torch.ones(3, 4)), trials=0)
+
+
 def test_an_operator_without_rays_cannot_be_judged() -> None:
     with pytest.raises(InputError, match="maps a random image to zero, so its transpose cannot be judged; check that"):
         adjoint_mismatch(Dense(torch.zeros(3, 4)))

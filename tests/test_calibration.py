@@ -227,6 +227,14 @@ def test_scans_that_cannot_calibrate_are_refused() -> None:
             bdgd.calibrate(model, bad, draws=2)
 
 
+def test_levels_that_the_scans_cannot_hold_are_refused_where_no_lower_one_is_asked_for() -> None:
+    model, scans = small_model(), small_scans(22)
+    for levels, message in (((0.95,), "needs at least 38 scans, got 22"), ((0.92,), "needs at least 24 scans"), ((), "at least one level")):
+        with pytest.raises(InputError, match=message):
+            bdgd.calibrate(model, scans, levels=levels, draws=1)
+    assert bdgd.calibrate(model, scans, levels=(0.95, 0.9), draws=1).levels == (0.9,)
+
+
 @pytest.mark.parametrize("name", ["point", "primal_dual"])
 def test_models_without_randomness_are_calibrated_for_their_one_draw(name: str) -> None:
     model, scans = small_model(name), small_scans(24)

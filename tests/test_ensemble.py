@@ -78,6 +78,8 @@ def test_what_is_refused() -> None:
     y = some_sinograms(A)
     with pytest.raises(InputError, match="at least one model"):
         reconstruct_ensemble([], y)
+    with pytest.raises(InputError, match="a list of models, got a single one"):
+        reconstruct_ensemble(small_model("point", A), y)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="draws must be at least 3"):
         reconstruct_ensemble(members("mean_field"), y, 2)
     with pytest.raises(InputError, match="same scans"):

@@ -6,6 +6,7 @@ alarm's witnesses usually say); the second, which the shape has not seen, sets e
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -17,7 +18,7 @@ from bdgd.data import Scans
 from bdgd.inference.alarm import ordinary_reference, require_false_alarms
 from bdgd.inference.calibrating_regions import DiscScores
 from bdgd.inference.posterior import Posterior
-from bdgd.inference.risk_control import LEVELS, ScoreHistogram, stratified_thresholds
+from bdgd.inference.risk_control import LEVELS, ScoreHistogram, allowed_loss, stratified_thresholds
 from bdgd.inference.sampling import drawn, reconstruct_and_keep
 from bdgd.inference.witnesses import Witnesses, witnesses_of
 from bdgd.keyed import keyed_generator, seed_from
@@ -52,7 +53,7 @@ def calibrate(
     report: called with 1 after every image.
     """
     scans = _prepared(model, scans)
-    levels = tuple(sorted({require_level(level) for level in levels}))
+    levels = _levels(levels, len(scans))
     require_choice(draw, ("weights", "pixels"), "draw")
     draws, strata = drawn(model, draws), require_count(strata, "strata")
     require_false_alarms(false_alarms)
@@ -97,6 +98,17 @@ def calibrate(
         alarm=ordinary_reference(usual, checked, false_alarms),
         arguments=model.arguments(),
     )
+
+
+def _levels(levels: Row, scans: int) -> Row:
+    """The levels, rising, once half of the scans can hold at least the lowest; those that they cannot hold are left out later."""
+    rising = tuple(sorted({require_level(level) for level in levels}))
+    if not rising:
+        raise InputError("calibrating needs at least one level, such as levels=(0.5, 0.9)")
+    if allowed_loss(rising[0], scans // 2) < -1e-9:
+        needed = 2 * math.ceil(1 / (1 - rising[0]) - 1 - 1e-9)
+        raise InputError(f"calibrating at level {rising[0]:g} needs at least {needed} scans, got {scans}; take more, or a lower level too")
+    return rising
 
 
 def add_pixels(histogram: ScoreHistogram, posterior: Posterior, truth: Tensor, unit: float = 1.0) -> None:

@@ -52,6 +52,8 @@ def reconstruct_ensemble(
 
 def _shares(draws: int, models: Sequence[Reconstructor]) -> list[int]:
     """How many draws each model makes: as equal as can be, the first ones one more."""
+    if isinstance(models, Reconstructor):
+        raise InputError("an ensemble takes a list of models, got a single one; bdgd.reconstruct takes that")
     if not models:
         raise InputError("an ensemble needs at least one model, got none")
     for model in models[1:]:

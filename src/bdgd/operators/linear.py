@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bdgd.checks import InputError, require_batch, require_device
+from bdgd.checks import InputError, require_batch, require_count, require_device
 
 Shape = tuple[int, ...]
 
@@ -196,7 +196,7 @@ def adjoint_mismatch(operator: LinearOperator, generator: torch.Generator | None
     """
     generator = generator or torch.Generator().manual_seed(0)
     worst = 0.0
-    for _ in range(trials):
+    for _ in range(require_count(trials, "trials")):
         x = _normal(operator.domain_shape, operator, generator)
         y = _normal(operator.range_shape, operator, generator)
         Ax, ATy = operator(x), operator.T(y)
