@@ -65,6 +65,14 @@ def test_reading_estimates_or_takes_an_axis(tmp_path: Path, generator: torch.Gen
             read_scans(tmp_path / "scan.h5", axis=axis)
 
 
+@pytest.mark.parametrize(
+    "bad", [torch.full((1, 1, 90, 101), math.nan), torch.rand(1, 1, 89, 101), torch.rand(90, 101)], ids=["nan", "views", "axes"]
+)
+def test_sinograms_that_are_not_the_geometrys_are_refused(bad: torch.Tensor) -> None:
+    with pytest.raises(InputError, match="the sinogram must"):
+        estimate_axis(bad, AXES["turn"][0])
+
+
 def test_an_axis_that_cannot_be_found_is_named() -> None:
     fan = replace(AXES["fan"][0], angles=np.linspace(0, 1, 10))
     y = torch.rand(1, 1, 10, 121, generator=torch.Generator().manual_seed(0))

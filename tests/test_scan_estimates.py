@@ -66,6 +66,12 @@ def test_the_noise_of_several_scans_is_relative_to_each() -> None:
     assert isinstance(found, GaussianNoise) and found.relative == pytest.approx(0.01, rel=0.15)
 
 
+@pytest.mark.parametrize("bad", [torch.full((2, 1, 9, 30), math.nan), torch.rand(9, 30)], ids=["nan", "axes"])
+def test_noise_is_asked_of_whole_sinograms_alone(bad: torch.Tensor) -> None:
+    with pytest.raises(InputError, match="the sinogram must"):
+        estimate_noise(bad)
+
+
 def test_empty_slices_tell_no_noise_and_small_scans_tell_it_together() -> None:
     A, images = RayTransform(ParallelBeam.sparse(image_size=128, views=30)), random_ellipses(1, 128, generator=seeded(2))
     noisy = GaussianNoise(0.01)(A(images), generator=seeded(1))

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bdgd.checks import InputError, require_number
+from bdgd.checks import InputError, require_batch, require_finite, require_number
 from bdgd.operators.geometry import FanBeam, Geometry, ParallelBeam
 
 _FEWEST = 0.25  # share of a view's rays that must have an opposite, or the estimate rests on too little
@@ -46,6 +46,8 @@ def estimate_axis(sinograms: Tensor, geometry: Geometry) -> float:
     at least a sixth of a turn, from the centre of mass, which moves on a sinusoid about the axis: coarser, and only right where
     the object is seen whole.
     """
+    require_batch(sinograms, (1, geometry.views, geometry.detectors), "the sinogram")
+    require_finite(sinograms, "the sinogram")
     y = sinograms[:, 0].detach().cpu().to(torch.float64).numpy()
     if float(np.ptp(y)) == 0.0:
         raise InputError("the axis cannot be estimated: the sinogram has one value throughout; give detector_offset in the geometry")

@@ -20,7 +20,7 @@ from statistics import NormalDist, median
 import torch
 from torch import Tensor
 
-from bdgd.checks import InputError, require_batch
+from bdgd.checks import InputError, require_batch, require_finite
 from bdgd.data.noise import GaussianNoise, PoissonNoise
 from bdgd.data.scans import Scans
 from bdgd.operators import Geometry
@@ -42,7 +42,8 @@ def estimate_noise(sinograms: Tensor) -> GaussianNoise | PoissonNoise:
     an object that is rough in every ray is taken for noise. Each image is judged by itself, and of several the median counts, where
     they have enough rays for that; those that are empty do not.
     """
-    require_batch(sinograms, sinograms.shape[1:], "the sinogram")
+    require_batch(sinograms, (1, *sinograms.shape[-2:]), "the sinogram")
+    require_finite(sinograms, "the sinogram")
     if sinograms.shape[-1] <= _ORDER:
         raise InputError(f"the noise cannot be estimated from {sinograms.shape[-1]} detectors; give it with --noise")
     y = sinograms.double()
