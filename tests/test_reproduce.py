@@ -229,6 +229,8 @@ def test_claims_are_judged_again_only_if_what_they_rest_on_changed(shelf: Shelf)
     cell[0]["provenance"]["commit"] = "decaf"
     write_cell(Path("results"), "sparse30", "sparse30-dgd", cell)
     assert not is_kept() and is_kept(), "another result in a table"
+    write_cell(Path("results"), "limited120", "limited120-dgd-paper", cell)
+    assert not is_kept() and is_kept(), "a first result of a model that need not be shipped"
     shelf.add("sparse30-mfvi-paper")
     assert not is_kept() and is_kept(), "a model of the paper's recipe"
     shelf.add("sparse30-mcdo")

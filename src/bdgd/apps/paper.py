@@ -73,7 +73,7 @@ def make_claims(job: Reproduction, page: Path | None = None) -> None:
 
 
 def _looked_at(lab: Lab) -> dict[str, list[dict[str, Any]]]:
-    """Which results of the tables were looked at, and of which trainings they are."""
+    """Which results of the tables were looked for, and of which trainings those are that are there."""
     return {name: [_source(entry) for entry in cell] for name, cell in lab.cells.items()}
 
 

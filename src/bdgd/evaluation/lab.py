@@ -37,7 +37,7 @@ class Lab:
     """Reconstructs with shipped models.
 
     folder: where the cells of the tables are kept. say: called now and then with what goes on. used: the provenance of every model
-    that was asked for; missing: the names of those that are not shipped; cells: the results in tables that were looked at.
+    that was asked for; missing: the names of those that are not shipped; cells: the results in tables that were looked for.
     """
 
     device: torch.device
@@ -69,7 +69,7 @@ class Lab:
     def cell(self, setting: str, method: str) -> list[dict[str, Any]]:
         """What the table of a setting keeps of a method, one result per seed."""
         found = read_cell(self.folder, setting, method)
-        self.cells |= {f"{setting} {method}": found} if found else {}
+        self.cells[f"{setting} {method}"] = found  # none is remembered too: once there is one, what was judged without it is old
         return found
 
     def once(self, key: Any, make: Callable[[], T]) -> T:
