@@ -83,8 +83,15 @@ def test_the_page_of_a_gpu_run_has_every_table() -> None:
     text = speed.markdown(speed.tables(parts, True))
     for title in ("Projector, 512 x 512 pixels, 360 views", "Training step", "Sampling", "Growth", "Quality", "What is asked for"):
         assert f"**{title}" in text
-    speed.speed_figure(parts, "GPU")
-    speed.speed_figure({}, "nothing measured")
+    figure = speed.speed_figure(parts, "GPU")
+    assert figure is not None and len(figure.axes) == 3
+
+
+def test_the_figure_has_a_panel_for_what_was_measured_and_none_else() -> None:
+    parts = measured_parts(11.0)
+    alone = speed.speed_figure({"projector": parts["projector"]}, "GPU")
+    assert alone is not None and [axes.get_title() for axes in alone.axes] == ["Projector against its peers"]
+    assert speed.speed_figure({"sampling": parts["sampling"]}, "GPU") is None and speed.speed_figure({}) is None
 
 
 def test_names_of_devices_become_names_of_files() -> None:

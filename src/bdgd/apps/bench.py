@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 import typer
@@ -21,6 +21,9 @@ from bdgd.checks import InputError
 from bdgd.evaluation import save_figure, speed
 from bdgd.evaluation.pages import insert, require_place, short_commit
 from bdgd.storage import read_kept, write_json
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 #: What is measured beside, or with; their versions go into the file.
 PACKAGES = ("triton", "astra-toolbox", "deepinv", "scikit-image", "numpy", "scipy")
@@ -68,13 +71,14 @@ def bench(
     results["bars"] = [asdict(bar) for bar in speed.bars(results["parts"], results["gpu"])]
     write_json(path, results)
     figure = speed.speed_figure(results["parts"], results["hardware"])
-    save_figure(figure, path.with_suffix(".png"))
+    if figure is not None:
+        save_figure(figure, path.with_suffix(".png"))
     for table in speed.tables(results["parts"], results["gpu"]):
         out.table(table.columns, table.rows, table.title, right=table.columns[table.left :])
         out.say("")
     for sentence in _missing(results):
         out.say(sentence)
-    out.say(f"wrote {path} and {path.with_suffix('.png').name}")
+    out.say(f"wrote {path}" + (f" and {path.with_suffix('.png').name}" if figure is not None else ""))
     if page is not None:
         _fill(page, results, figure)
         out.say(f"wrote {page}")
@@ -150,11 +154,9 @@ def _missing(results: Results) -> list[str]:
     return list(dict.fromkeys(f"{row['by']} is {row['note']}" for row in rows if row["forward"] is None))
 
 
-def _fill(page: Path, results: Results, figure: Any) -> None:
+def _fill(page: Path, results: Results, figure: Figure | None) -> None:
     """Put the numbers of this kind of device into the page, and the plot beside its pictures."""
     place = _place(gpu=results["gpu"])
-    picture = make_folder(page.parent / "images") / f"{place}.png"
-    save_figure(figure, picture)
     made = speed.tables(results["parts"], results["gpu"])
     made_by = [part["provenance"] for part in results["parts"].values()]
     origins = {f"{short_commit(str(origin['commit']))}, {origin['date'][:10]}" for origin in made_by}
@@ -164,11 +166,18 @@ def _fill(page: Path, results: Results, figure: Any) -> None:
     lines = [
         f"*Measured on {results['hardware']} in {seconds:.0f} s{work} (commit {'; '.join(sorted(origins))}).*",
         speed.markdown(made[-1:]),
-        f"![Times faster than each peer; growth of time; growth of memory]({picture.relative_to(page.parent).as_posix()})",
+        *([] if figure is None else [_picture(page, place, figure)]),
         speed.markdown(made[:-1]),
         *(f"- {sentence}" for sentence in _missing(results)),
     ]
     insert(page, place, "\n\n".join(lines))
+
+
+def _picture(page: Path, place: str, figure: Figure) -> str:
+    """Write the plot beside the page's pictures; the Markdown that shows it."""
+    picture = make_folder(page.parent / "images") / f"{place}.png"
+    save_figure(figure, picture)
+    return f"![Times faster than each peer; growth of time; growth of memory]({picture.relative_to(page.parent).as_posix()})"
 
 
 def _place(*, gpu: bool) -> str:

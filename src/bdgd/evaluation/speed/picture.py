@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bdgd.evaluation.figures import GRAY, new_figure
@@ -15,14 +17,26 @@ if TYPE_CHECKING:
 _INCHES = 4.2  # of one panel
 
 
-def speed_figure(parts: Parts, title: str = "") -> Figure:
-    """Three panels: the projector against its peers, time against size, memory of training against the number of blocks."""
-    figure = new_figure(3 * _INCHES, _INCHES)
-    left, middle, right = figure.subplots(1, 3)
-    _draw_ratios(left, parts.get("projector", {}).get("rows", []))
-    rows = parts.get("growth", {}).get("rows", [])
-    _draw_growth(middle, [row for row in rows if row["measured"] == "seconds"], "time", "size, relative to the smallest")
-    _draw_growth(right, [row for row in rows if row["measured"] == "bytes"], "memory of training", "blocks, relative to the fewest")
+def speed_figure(parts: Parts, title: str = "") -> Figure | None:
+    """The projector against its peers, time against size, memory of training against the number of blocks: what was measured of it.
+
+    None where nothing of it was.
+    """
+    ratios = parts.get("projector", {}).get("rows", [])
+    growth = parts.get("growth", {}).get("rows", [])
+    times, memory = ([row for row in growth if row["measured"] == unit] for unit in ("seconds", "bytes"))
+    panels: list[Callable[[Axes], None]] = []
+    if ratios:
+        panels.append(partial(_draw_ratios, rows=ratios))
+    if times:
+        panels.append(partial(_draw_growth, rows=times, what="time", size="size, relative to the smallest"))
+    if memory:
+        panels.append(partial(_draw_growth, rows=memory, what="memory of training", size="blocks, relative to the fewest"))
+    if not panels:
+        return None
+    figure = new_figure(len(panels) * _INCHES, _INCHES)
+    for draw, axes in zip(panels, figure.subplots(1, len(panels), squeeze=False)[0], strict=True):
+        draw(axes)
     figure.suptitle(title, fontsize=11)
     return figure
 
@@ -68,8 +82,7 @@ def _draw_growth(axes: Axes, rows: list[dict[str, Any]], what: str, size: str) -
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_ticks(ticks, [str(tick) for tick in ticks], minor=False)
         axis.set_ticks([], minor=True)
-    if rows:
-        axes.legend(fontsize=7, frameon=False)
+    axes.legend(fontsize=7, frameon=False)
     _tidy(axes)
 
 
