@@ -203,7 +203,7 @@ def test_the_commands_of_the_page_run_as_they_stand(shared_data: Path, tmp_path:
         (("small", "--size", "32"), "--size says how a scan is used; add --geometry SCAN"),
         (("own-scan", "--geometry", "nowhere.h5"), "there is no file nowhere.h5"),
         (("small", "--phantoms", "squares"), "--phantoms must be ellipses, discs-with-holes or a folder"),
-        (("small", "--noise", "-1"), "relative must be at least 0"),
+        (("small", "--noise", "-1"), "relative noise must be at least 0"),
         (("small", "--hardening", "0.2"), "--hardening says how a scan is used; add --geometry SCAN"),
         (("small", "--air"), "--air says how a scan is used; add --geometry SCAN"),
     ],

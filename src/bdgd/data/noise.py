@@ -33,9 +33,9 @@ class GaussianNoise:
     relative: float = 0.01
 
     def __post_init__(self) -> None:
-        relative = require_number(self.relative, "relative")
+        relative = require_number(self.relative, "relative noise")
         if relative < 0:
-            raise InputError(f"relative must be at least 0, got {relative:g}; 0.01 is one per cent of the mean")
+            raise InputError(f"relative noise must be at least 0, got {relative:g}; 0.01 is one per cent of the mean")
         object.__setattr__(self, "relative", relative)
 
     def __call__(self, clean: Tensor, *, generator: torch.Generator) -> Tensor:
