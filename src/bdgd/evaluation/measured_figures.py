@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bdgd.evaluation.challenge import MeasuredScan, ViewCondition
 from bdgd.evaluation.figures import Panel, Scale, panels
-from bdgd.evaluation.measured import Reconstructed, acrylic_value
+from bdgd.evaluation.measured import Reconstructed
 from bdgd.evaluation.measured_methods import MeasuredMethod
 from bdgd.evaluation.measured_tables import MISSING, chosen_setting, read_entries
 from bdgd.evaluation.segmentation import matthews, rotated, segmented
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 #: Which scans are shown under which condition: one easy, one hard, and one that no method can solve.
 FIGURES = (("ta", "views60"), ("04b", "arc60"), ("07a", "arc30"))
+_ATTENUATION = Scale("attenuation (1/mm)", 0.0, 0.06)  # of acrylic: 0.035 in hardened scans, 0.05 in corrected ones
+_STD = Scale("standard deviation (1/mm)", 0.0, 0.015, "magma")  # 0.3 of acrylic; the same in every row, so that rows compare
 _ERRORS = Scale("segmentation minus the organisers'", -1.0, 1.0, "RdBu_r")
 
 
@@ -40,13 +42,12 @@ def _row(
     """FBP, TV, with_models a model's mean and standard deviation, and where the segmentations of TV and the model are wrong."""
     fbp = _found(folder, "fbp", method("fbp"), scan, condition)
     tv = _found(folder, "tv", method("tv"), scan, condition)
-    attenuation = Scale("attenuation (1/mm)", 0.0, 0.06)  # of acrylic: 0.035 in hardened scans, 0.05 in corrected ones
-    row = [Panel(_seen(fbp), "FBP", attenuation), Panel(_seen(tv), "TV", attenuation)]
+    row = [Panel(_seen(fbp), "FBP", _ATTENUATION), Panel(_seen(tv), "TV", _ATTENUATION)]
     errors = [_errors(tv, scan, "TV")]
     if with_models:
         name = f"{condition.model}-mfvi"
         trained = _found(folder, name, method(name), scan, condition) if name in pretrained() else None
-        row += _model_panels(trained, scan, attenuation)
+        row += _model_panels(trained, scan)
         errors.append(_errors(trained, scan, "BDGD"))
     return row + errors
 
@@ -65,15 +66,13 @@ def _found(folder: Path, name: str, method: MeasuredMethod | None, scan: Measure
     return first
 
 
-def _model_panels(found: Reconstructed | None, scan: MeasuredScan, attenuation: Scale) -> list[Panel]:
+def _model_panels(found: Reconstructed | None, scan: MeasuredScan) -> list[Panel]:
     """Mean and standard deviation; two blank panels where there is no model."""
     if found is None or found.posterior is None:
         blank = torch.zeros(scan.segmentation.shape)
-        return [Panel(blank, f"BDGD: {MISSING}", attenuation)] * 2
+        return [Panel(blank, f"BDGD: {MISSING}", _ATTENUATION)] * 2
     std = rotated(found.posterior.std, found.rotations[0])[0, 0]
-    acrylic = acrylic_value(rotated(found.images, found.rotations[0]), scan.segmentation)
-    scale = Scale("standard deviation (1/mm)", 0.0, 0.3 * acrylic, "magma")
-    return [Panel(_seen(found), "BDGD mean", attenuation), Panel(std, "BDGD std", scale)]
+    return [Panel(_seen(found), "BDGD mean", _ATTENUATION), Panel(std, "BDGD std", _STD)]
 
 
 def _seen(found: Reconstructed) -> Tensor:
