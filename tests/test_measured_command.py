@@ -8,12 +8,14 @@ import pytest
 import torch
 from commands import bdgd
 from discs import ACRYLIC, measured_disc, write_compact
+from matplotlib.figure import Figure
 
 from bdgd.apps import measured as command
 from bdgd.apps.console import Output
 from bdgd.data import Correction
 from bdgd.evaluation import measured
-from bdgd.evaluation.challenge import CONDITIONS, scanner
+from bdgd.evaluation.challenge import CONDITIONS, MeasuredScan, ViewCondition, scanner
+from bdgd.evaluation.figures import new_figure
 from bdgd.evaluation.measured_tables import MISSING, UNMEASURED, read_entries
 from bdgd.evaluation.mismatch import CORRECTION, HARDENING
 from bdgd.models import DeepGradientDescent, checkpoint, save
@@ -42,6 +44,21 @@ def test_the_command_scores_a_method_and_a_model_and_goes_on_where_it_was(tmp_pa
     assert bdgd(*words[:4], *words[5:], "--device", "cpu").exit_code == 0
     there = read_entries(results, "arc30", "fbp")
     assert sorted(there) == ["05b", "07a"] and there["07a"] == kept["07a"]
+
+
+def test_scans_that_the_picture_lacks_are_named(tmp_path: Path, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_compact(tmp_path, measured_disc("07a", air=0.01, noise=0.003, generator=generator))
+    shown: list[str] = []
+
+    def drawn(folder: Path, rows: list[tuple[MeasuredScan, ViewCondition]], method: object) -> Figure:
+        shown.extend(scan.name for scan, _ in rows)
+        return new_figure(1, 1)
+
+    monkeypatch.setattr(command, "measured_figure", drawn)  # the real one reconstructs for a minute
+    words = ("measured", tmp_path, "disc", "-o", tmp_path / "results", "--condition", "arc30", "--no-reference", "--device", "cpu")
+    done = bdgd(*words, "--figure")
+    assert done.exit_code == 0 and shown == ["07a"] and (tmp_path / "results" / "measured.png").is_file(), done.output
+    assert "the folder does not hold ta, 04b, so that their rows are left out" in " ".join(done.stderr.split())
 
 
 def test_another_model_of_the_same_name_is_scored_and_not_shown_as_the_first(tmp_path: Path, generator: torch.Generator) -> None:

@@ -270,6 +270,8 @@ def _draw(out: Output, folder: Path, paths: dict[str, Path], method: Callable[[s
     shown = [(read_measured(scan, paths[scan]), CONDITIONS[name]) for scan, name in FIGURES if scan in paths]
     if not shown:
         raise InputError(f"--figure shows the scans {', '.join(scan for scan, _ in FIGURES)}, and the folder holds none of them")
+    if lacking := [scan for scan, _ in FIGURES if scan not in paths]:
+        out.note(f"measured.png: the folder does not hold {', '.join(lacking)}, so that their rows are left out")
     with out.waiting("drawing"):
         save_figure(measured_figure(folder, shown, method), folder / "measured.png")
     out.say(f"wrote {folder / 'measured.png'}")
