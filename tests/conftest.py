@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from calibrated import small_calibration
 from hypothesis import settings
 from processes import same_numbers_everywhere
 from toys import no_update_undone
+
+from bdgd.models import Calibration
 
 same_numbers_everywhere()
 
@@ -53,3 +56,9 @@ def shared_data() -> Path:
     if not SHARED_DATA.is_dir():
         pytest.skip("measured data not found: this test needs the folder ../shared/data beside the repository")
     return SHARED_DATA
+
+
+@pytest.fixture(scope="session")
+def calibration() -> Calibration:
+    """The small model's calibration, for `calibrated.DRAWS` draws."""
+    return small_calibration()

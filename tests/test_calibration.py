@@ -1,40 +1,25 @@
-"""Calibration: its guarantee by simulation, its thresholds against brute force, what it refuses, and that it travels with the model."""
+"""Calibration: its guarantee by simulation, its thresholds against brute force, and what it refuses."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from calibrated import DRAWS, small_scans
 from refusals import refusal
 from torch import Tensor
 from toys import dense, small_model, small_transform, some_sinograms
 
 import bdgd
 from bdgd.checks import InputError
-from bdgd.data import GaussianNoise, Scans, random_ellipses, simulate
-from bdgd.inference import Miscoverage, Posterior, calibrating, edge_mask, reconstruct, sampling
-from bdgd.inference.posterior import Origin
+from bdgd.data import GaussianNoise, random_ellipses, simulate
+from bdgd.inference import Miscoverage, Posterior, calibrating, reconstruct, sampling
 from bdgd.inference.risk_control import LEVELS, Z_EDGES, ScoreHistogram, allowed_loss, stratified_thresholds, threshold_per_level
 from bdgd.keyed import keyed_generator, seed_from
-from bdgd.models import Calibration, Reconstructor, ScaleMixture, calibration_from_dict, load, read_tensors, save, write_tensors
+from bdgd.models import Calibration, Reconstructor, ScaleMixture
 from bdgd.models.calibration import at_level
-from bdgd.operators import RayTransform
-
-DRAWS = 3
-
-
-def small_scans(count: int, seed: int = 0) -> Scans:
-    g = torch.Generator().manual_seed(seed)
-    return simulate(small_transform(), random_ellipses(count, 16, generator=g), GaussianNoise(0.01), generator=g)
-
-
-@pytest.fixture(scope="module")
-def calibration() -> Calibration:
-    return bdgd.calibrate(small_model(), small_scans(80), draws=DRAWS, strata=3, generator=torch.Generator().manual_seed(0))
 
 
 def test_a_calibration_does_not_depend_on_the_unit_of_the_images(calibration: Calibration) -> None:
@@ -254,55 +239,6 @@ def test_an_operator_without_geometry_will_do() -> None:
     assert bare.with_calibration(found).calibration == found
 
 
-def test_an_operator_of_another_geometry_leaves_the_calibration_out(calibration: Calibration, tmp_path: Path) -> None:
-    save(small_model().with_calibration(calibration), tmp_path / "model.safetensors")
-    turned = RayTransform(replace(small_transform().geometry, angles=tuple(angle + 0.1 for angle in small_transform().geometry.angles)))
-    assert load(tmp_path / "model.safetensors", operator=turned).calibration is None
-    assert load(tmp_path / "model.safetensors", operator=dense(small_transform())).calibration == calibration
-    with pytest.raises(InputError, match="another geometry"):
-        small_model(A=turned).with_calibration(calibration)
-
-
-def test_with_calibration_makes_a_new_model(calibration: Calibration) -> None:
-    model = small_model()
-    assert model.with_calibration(calibration).calibration == calibration and model.calibration is None
-    assert model.with_calibration(calibration).with_calibration(None).calibration is None
-
-
-def test_it_travels_with_the_model(calibration: Calibration, tmp_path: Path) -> None:
-    model = small_model().with_calibration(calibration)
-    save(model, tmp_path / "model.safetensors")
-    again = load(tmp_path / "model.safetensors")
-    assert again.calibration == calibration
-    y = some_sinograms(model.A)
-    for ours, theirs in zip(reconstruct(model, y, DRAWS).interval(0.8), reconstruct(again, y, DRAWS).interval(0.8), strict=True):
-        torch.testing.assert_close(theirs, ours, rtol=0, atol=0)
-
-
-def test_a_calibration_in_a_file_that_does_not_fit_is_refused(calibration: Calibration, tmp_path: Path) -> None:
-    path = tmp_path / "model.safetensors"
-    save(small_model().with_calibration(calibration), path)
-    tensors, header = read_tensors(path)
-    values = header["calibration"]
-    for change, message in (({"colour": "red"}, "unknown key 'colour'"), ({"weights": "0" * 16}, "other weights")):
-        write_tensors(path, tensors, header | {"calibration": values | change})
-        with pytest.raises(InputError, match=message):
-            load(path)
-    write_tensors(path, tensors, header | {"calibration": {name: v for name, v in values.items() if name != "draws"}})
-    with pytest.raises(InputError, match="not complete"):
-        load(path)
-
-
-def test_files_say_whether_older_versions_can_read_them(calibration: Calibration, tmp_path: Path) -> None:
-    for model, form in ((small_model(), 1), (small_model().with_calibration(calibration), 2)):
-        save(model, tmp_path / "model.safetensors")
-        assert read_tensors(tmp_path / "model.safetensors")[1]["format"] == form
-
-
-def test_a_calibration_is_plain_data(calibration: Calibration) -> None:
-    assert calibration_from_dict(json.loads(json.dumps(calibration.to_dict()))) == calibration
-
-
 def test_the_generator_decides() -> None:
     made = [bdgd.calibrate(small_model(), small_scans(20), draws=2, generator=torch.Generator().manual_seed(s)) for s in (0, 0, 1)]
     assert made[0] == made[1] != made[2]
@@ -325,24 +261,6 @@ def test_every_scan_has_draws_of_its_own_on_every_device(device: torch.device, m
     assert all(len(posterior.mean) == 1 for posterior in made)
 
 
-def test_miscoverage_counts_where_intervals_miss() -> None:
-    truth = torch.zeros(1, 1, 6, 6)
-    truth[..., 2:, :] = 1.0
-    mean = truth.clone()
-    mean[..., 2, :] = 0.5  # the first row of the object is wrong
-    mean[0, 0, 0, 0] = 0.7  # and one pixel of the background
-    std = torch.full_like(truth, 0.1)
-    posterior = bdgd.Posterior(mean, torch.zeros_like(std), std**2, 1, 0, lambda: iter([mean]), ScaleMixture.gaussian(std**2))
-    misses = Miscoverage(0.9)
-    misses.add(posterior, truth)
-    assert misses.per_image().tolist() == [0.25] and misses.on_edges() == 1.0 and misses.in_background() == pytest.approx(1 / 12)
-    assert bool(misses.spatial()[:2].isnan().all()) and misses.spatial()[2].tolist() == [1.0] * 6 and float(misses.spatial()[3:].sum()) == 0
-    edges, share, count = misses.by_width()
-    stratum = int(torch.bucketize(torch.tensor(0.329, dtype=torch.float64), edges))
-    assert int(count[stratum]) == 24 and float(share[stratum]) == 0.25
-    assert edge_mask(truth)[0, 0].any(1).tolist() == [False, True, True, False, False, False]
-
-
 def test_a_calibration_is_for_one_scale_of_values_and_of_the_gradient() -> None:
     calibration = bdgd.calibrate(small_model(), small_scans(20), draws=1)
     for argument in ({"value_scale": 20.0}, {"gradient_scale": 1000.0}):
@@ -354,63 +272,12 @@ def test_a_calibration_is_for_one_scale_of_values_and_of_the_gradient() -> None:
     assert small_model().with_calibration(old).calibration == old
 
 
-def test_where_intervals_miss_does_not_depend_on_the_unit_of_the_images() -> None:
-    truth = random_ellipses(4, 16, generator=torch.Generator().manual_seed(0))
-    error = 0.1 * torch.randn(truth.shape, generator=torch.Generator().manual_seed(1))
-    found = []
-    for unit in (1.0, 2.0**-30):
-        variance = torch.full_like(truth, (0.1 * unit) ** 2)
-        posterior = Posterior(unit * (truth + error), 0 * variance, variance, 1, 0, lambda: iter(()), origin=Origin(unit=unit))
-        misses = Miscoverage(0.9)
-        with refusal("nothing was counted yet"):
-            misses.on_edges()
-        with refusal("must have one shape"):
-            misses.add(posterior, truth[:2])
-        misses.add(posterior, unit * truth)
-        found.append((misses.per_image().tolist(), misses.on_edges(), misses.in_background(), misses.by_width()[2].tolist()))
-    assert found[0] == found[1] and 0 < found[0][1] < 0.2
-
-
 @pytest.mark.parametrize(("wrong", "message"), [({"strata": 0}, "strata must be"), ({"false_alarms": 0.7}, "false_alarms must lie")])
 def test_arguments_are_refused_before_any_work(wrong: dict[str, Any], message: str) -> None:
     done: list[int] = []
     with refusal(message):
         bdgd.calibrate(small_model(), small_scans(20), draws=DRAWS, report=done.append, **wrong)
     assert done == []
-
-
-def test_a_model_with_another_start_leaves_its_calibration_out(calibration: Calibration, tmp_path: Path) -> None:
-    save(small_model().with_calibration(calibration), tmp_path / "model.safetensors")
-    assert load(tmp_path / "model.safetensors").calibration == calibration
-    assert load(tmp_path / "model.safetensors", initial=lambda A, y: 0.05 * A.T(y)).calibration is None
-
-
-DAMAGES: dict[str, Any] = {
-    "a word": "x",
-    "a list": [1],
-    "one number for all": {"z": [[1.0]]},
-    "words for numbers": {"z": [["a", "b", "c"]] * len(LEVELS)},
-    "negative widths": {"z": [[-5.0, -5.0, -5.0]] * len(LEVELS)},
-    "draws in words": {"draws": "3"},
-    "falling levels": {"levels": list(LEVELS[::-1])},
-    "regions without a size": {"regions": {"areas": []}},
-    "a witness without a tail": {"alarm": {"tails": []}},
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_a_damaged_calibration_is_refused_when_the_model_is_read(damage: Any, calibration: Calibration, tmp_path: Path) -> None:
-    save(small_model().with_calibration(calibration), tmp_path / "model.safetensors")
-    tensors, header = read_tensors(tmp_path / "model.safetensors")
-    if isinstance(damage, dict):
-        whole = header["calibration"]
-        for key, value in damage.items():
-            whole[key] = whole[key] | value if isinstance(value, dict) else value
-    else:
-        header["calibration"] = damage
-    write_tensors(tmp_path / "model.safetensors", tensors, header)
-    with refusal("calibrat(e the model anew|ion)"):
-        load(tmp_path / "model.safetensors")
 
 
 def test_calibrating_needs_scans() -> None:
