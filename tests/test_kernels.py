@@ -150,3 +150,25 @@ def test_the_updates_of_primal_dual_and_their_gradients_are_the_plain_ones(
     variables = [x, *plain.parameters()]
     for g, w in zip(torch.autograd.grad(got, variables, incoming), torch.autograd.grad(wanted, variables, incoming), strict=True):
         assert_near(g, w)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE.type == "cpu", reason="needs a GPU")
+def test_on_a_gpu_updates_of_primal_dual_are_the_same_beside_others() -> None:
+    """Products that are still under way when others use the GPU read what they were given (Triton's issue 9433)."""
+    streams, graphs = [torch.cuda.Stream() for _ in range(4)], [torch.cuda.CUDAGraph() for _ in range(4)]
+    update, x = _update(7, 5).to(DEVICE), normal(4, 7, 120, 183)
+    wrong, results = torch.zeros(4, dtype=torch.int64, device=DEVICE), list[Tensor]()
+    with torch.no_grad():
+        expected = fused.stack(x, list(update.parameters()))
+        for graph in graphs:
+            with torch.cuda.graph(graph):
+                results.append(fused.stack(x, list(update.parameters())))
+    torch.cuda.synchronize()
+    for _ in range(3000):
+        for n, (stream, graph, result) in enumerate(zip(streams, graphs, results, strict=True)):
+            with torch.cuda.stream(stream):
+                graph.replay()
+                wrong[n] += (result != expected).any()
+    torch.cuda.synchronize()
+    assert wrong.tolist() == [0, 0, 0, 0]

@@ -18,14 +18,16 @@ SCRIPT = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from bdgd.models import kernels
+from bdgd.models import kernels, launches
 from bdgd.operators import ray_kernels
 
 HOPPER = GPUTarget("cuda", 90, 32)
 
 
-def compiled(kernel, sizes, constants, pointers="*fp32", floats=(), others={}):
-    \"\"\"Compiles with so large sizes; everything else is a pointer.\"\"\"
+def compiled(kernel, sizes, constants, pointers="*fp32", floats=(), others={}, tuning=None):
+    \"\"\"Compiles with so large sizes, as it is launched where it has a tuning; everything else is a pointer.\"\"\"
+    pixels, warps, stages = tuning or (constants.get("PIXELS"), 4, 3)
+    constants = constants | ({} if pixels is None else {"PIXELS": pixels})
     kinds, fixed = {}, {}
     for place, name in enumerate(kernel.arg_names):
         value = constants.get(name, 1 if sizes.get(name) == 1 else None)
@@ -33,8 +35,19 @@ def compiled(kernel, sizes, constants, pointers="*fp32", floats=(), others={}):
             kinds[name], fixed[(place,)] = "constexpr", value
         else:
             kinds[name] = "i32" if name in sizes else "fp32" if name in floats else others.get(name, pointers)
-    assert triton.compile(ASTSource(fn=kernel, signature=kinds, constexprs=fixed), target=HOPPER).asm["ptx"]
-    print(kernel.fn.__name__)
+    # Aligned as PyTorch's tensors are: only then is what is read next copied beside the work, and products left under way.
+    aligned = {(place,): [["tt.divisibility", 16]] for place, name in enumerate(kernel.arg_names) if kinds[name].startswith("*")}
+    options = {"num_warps": warps, "num_stages": stages}
+    asm = triton.compile(ASTSource(fn=kernel, signature=kinds, constexprs=fixed, attrs=aligned), target=HOPPER, options=options).asm
+    assert asm["ptx"]
+    print(kernel.fn.__name__, unsafe_products(asm["ttgir"]))
+
+
+def unsafe_products(code):
+    \"\"\"How many products read registers and are not waited for at once: the next step of a loop may overwrite these before.\"\"\"
+    lines = [line for line in code.splitlines() if "warp_group_dot" in line] + [""]
+    pairs = zip(lines, lines[1:])
+    return sum("isAsync" in dot and " : tensor<" in dot and "pendings = 0" not in after for dot, after in pairs)
 
 
 SIZES = ("height", "width", "views", "detectors", "batch")
@@ -48,12 +61,15 @@ for size in (7, 1):
     image, tiles = dict.fromkeys(("height", "width"), size), dict.fromkeys(("height", "width", "tiles", "tiles_per_image"), size)
     few = {"slopes": "*fp32", "sums": "*fp32", "slope_sums": "*fp32"}
     for prelu in (False, True):
-        common = {"RELU": not prelu, "PRELU": prelu, "PIXELS": 128} | ({} if prelu else {"slopes": None})
-        forward = common | {"CI": 16, "CO": 32, "TRANSPOSED": False, "sums": None, "slope_sums": None}
-        compiled(kernels.convolve, image, forward, "*bf16", others={"other": "*fp32", "slopes": "*fp32"})
-        compiled(kernels.convolve, image, common | {"CI": 32, "CO": 16, "TRANSPOSED": True}, "*bf16", others=few)
-        sums = {"CM": 16, "CF": 32, "PRELU_MOVED": prelu, "PRELU_FIXED": False, "PIXELS": 64} | ({} if prelu else {"slopes": None})
-        compiled(kernels.correlate, tiles, sums, "*bf16", others=few)
+        common = {"RELU": not prelu, "PRELU": prelu} | ({} if prelu else {"slopes": None})
+        back, tuning = launches.CONVOLVE, launches.CONVOLVE_PRELU if prelu else launches.CONVOLVE
+        for ci, co in ((16, 32), (32, 32), (32, 16)):
+            forward = common | {"CI": ci, "CO": co, "TRANSPOSED": False, "sums": None, "slope_sums": None}
+            compiled(kernels.convolve, image, forward, "*bf16", others={"other": "*fp32", "slopes": "*fp32"}, tuning=tuning)
+            compiled(kernels.convolve, image, common | {"CI": co, "CO": ci, "TRANSPOSED": True}, "*bf16", others=few, tuning=back)
+        for cm, tuning in ((16, launches.CORRELATE_FEW), (32, launches.CORRELATE)):
+            sums = {"CM": cm, "CF": 32, "PRELU": prelu} | ({} if prelu else {"slopes": None})
+            compiled(kernels.correlate, tiles, sums, "*bf16", others=few, tuning=tuning)
     compiled(kernels.convolve_pair, image, {"C": 16, "PIXELS": 128}, others={"outputs": "*bf16"})
     compiled(kernels.pair_weight_gradient, tiles, {"C": 16, "PIXELS": 256}, others={"gradient": "*bf16"})
     to_one = {"STRIDE": 16, "C": 16, "SQUARED": False, "PIXELS": 256}
@@ -64,10 +80,12 @@ for size in (7, 1):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton brings its assembler on Linux only")
-def test_the_kernels_compile_for_a_gpu_with_all_sizes() -> None:
+def test_the_kernels_compile_for_a_gpu_with_all_sizes_and_keep_what_products_read() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert set(done.stdout.split()) == {
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert {name for name, _ in lines} == {
         "project", "backproject", "convolve", "correlate", "convolve_pair", "pair_weight_gradient", "to_one", "to_one_gradient",
     }  # fmt: skip
+    assert {unsafe for _, unsafe in lines} == {"0"}

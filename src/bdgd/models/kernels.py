@@ -87,7 +87,7 @@ def convolve(
 def correlate(
     moved,  # (B, H, W, CM)
     fixed,  # (B, H, W, CF)
-    slopes,  # of the PReLU that the one or the other still has to go through
+    slopes,  # with PRELU of the activation that `fixed` still has to go through (CF,)
     sums,  # partial sums (splits, 9, CM, CF)
     tiles,
     tiles_per_image,
@@ -95,8 +95,7 @@ def correlate(
     width,
     CM: tl.constexpr,
     CF: tl.constexpr,
-    PRELU_MOVED: tl.constexpr,
-    PRELU_FIXED: tl.constexpr,
+    PRELU: tl.constexpr,
     PIXELS: tl.constexpr,
 ):
     """sum over pixels p of moved[p + tap] fixed[p]', the weight gradient of a convolution.
@@ -112,15 +111,13 @@ def correlate(
         row, beside = pixel // width, (pixel % width)[:, None] + (k // CM - 1)[None, :]
         place = (tile // tiles_per_image).to(tl.int64) * height * width + pixel
         f = tl.load(fixed + place[:, None] * CF + cf[None, :], mask=(row < height)[:, None], other=0.0)
-        if PRELU_FIXED:
+        if PRELU:
             f = _prelu(f, tl.load(slopes + cf)[None, :])
         here = moved + (place - 1)[:, None] * CM + k[None, :]
         valid = (beside >= 0) & (beside < width) & (k < 3 * CM)[None, :]
         for line in tl.static_range(3):
             inside = (row + line >= 1) & (row + line <= height) & (row < height)
             m = tl.load(here + (line - 1) * width * CM, mask=valid & inside[:, None], other=0.0)
-            if PRELU_MOVED:
-                m = _prelu(m, tl.load(slopes + k % CM)[None, :])
             if line == 0:
                 above = tl.dot(tl.trans(m), f, above, input_precision="ieee")
             elif line == 1:

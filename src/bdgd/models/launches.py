@@ -12,6 +12,9 @@ PADDED = 16
 #: Pixels per program, warps and pipeline stages of each kernel, found by measurement on an H200.
 Tuning = tuple[int, int, int]
 CONVOLVE: Tuning = (128, 4, 3)
+#: A PReLU leaves what goes into a product in registers. With more than one stage Triton before 3.7 fills them anew while the product
+#: may still be under way (its issue 9433), which a GPU that does other work at the same time does not forgive.
+CONVOLVE_PRELU: Tuning = (128, 4, 1)
 CORRELATE: Tuning = (64, 8, 3)
 CORRELATE_FEW: Tuning = (128, 4, 3)  # for no more than 32 x 16 channels
 PAIR: Tuning = (128, 4, 2)
@@ -37,7 +40,7 @@ def convolve(inputs: Tensor, weights: Tensor, bias: Tensor, slopes: Tensor | Non
 
     _, ci, co = weights.shape
     outputs = _new(inputs, inputs.dtype, *inputs.shape[:3], co)
-    grid, options = _image_by_image(inputs, CONVOLVE)
+    grid, options = _image_by_image(inputs, CONVOLVE if slopes is None else CONVOLVE_PRELU)
     kernels.convolve[grid](
         inputs, weights, bias, slopes, outputs, None, None, *inputs.shape[1:3],
         CI=ci, CO=co, TRANSPOSED=False, RELU=relu, PRELU=slopes is not None, **options,
@@ -62,18 +65,21 @@ def convolve_back(d: Tensor, weights: Tensor, below: Tensor, slopes: Tensor | No
 
 
 def weight_gradient(inputs: Tensor, d: Tensor, slopes: Tensor | None = None) -> Tensor:
-    """Gradient (CO, CI, 3, 3) from a level (B, H, W, CI) and the gradient above it (B, H, W, CO); the thinner of the two is moved."""
+    """Gradient (CO, CI, 3, 3) from a level (B, H, W, CI) and the gradient above it (B, H, W, CO).
+
+    The thinner of the two is moved, and of equals the gradient, so that what still goes through a PReLU, 32 channels, stays in place.
+    """
     from bdgd.models import kernels
 
     ci, co = inputs.shape[3], d.shape[3]
-    move_inputs, prelu = ci <= co, slopes is not None
+    move_inputs = ci < co
+    assert slopes is None or not move_inputs
     moved, fixed = (inputs, d) if move_inputs else (d, inputs)
     sums = _new(d, torch.float32, SPLITS, 9, moved.shape[3], fixed.shape[3])
     sizes, options = _over_all(inputs, CORRELATE if ci * co > 512 else CORRELATE_FEW)
     kernels.correlate[(SPLITS,)](
-        moved, fixed, slopes, sums, *sizes, CM=moved.shape[3], CF=fixed.shape[3],
-        PRELU_MOVED=prelu and move_inputs, PRELU_FIXED=prelu and not move_inputs, **options,
-    )  # fmt: skip
+        moved, fixed, slopes, sums, *sizes, CM=moved.shape[3], CF=fixed.shape[3], PRELU=slopes is not None, **options
+    )
     total = sums.sum(0)  # d moved by a tap is the same as the inputs moved by the opposite one
     return (total.permute(2, 1, 0) if move_inputs else total.flip(0).permute(1, 2, 0)).unflatten(2, (3, 3))
 
