@@ -1,4 +1,4 @@
-"""bfloat16 inside the blocks, where it is faster: the image and what the draws say of it must not notice."""
+"""bfloat16 inside the blocks, where it is faster: the image and what draws say of it must not notice. Float32 where it is asked for."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import ctypes
 import platform
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
+from toys import small_model, small_transform, some_sinograms
 
 from bdgd import backends
 from bdgd.apps.memory import keep_freed_memory
-from bdgd.backends import fast_convolutions, training_precision
+from bdgd.backends import exact_convolutions, fast_convolutions, training_precision
 from bdgd.data import GaussianNoise, random_ellipses, simulate
 from bdgd.inference import reconstruct
 from bdgd.metrics import psnr
@@ -132,6 +134,51 @@ def test_training_in_bfloat16_gives_as_good_a_cascade(generator: torch.Generator
         history = train_greedily(model, scans, epochs=8, batch=4, learning_rate=2e-3, generator=torch.Generator().manual_seed(0))
         found.append(history.stages[-1]["validation_psnr"])
     assert found[0] == pytest.approx(found[1], abs=0.3)
+
+
+@pytest.mark.parametrize(("kind", "precision", "expected"), [("mean_field", "float32", "ieee"), ("mean_field", "bfloat16", "tf32"),
+                                                            ("primal_dual", "auto", "ieee")])  # fmt: skip
+def test_draws_in_float32_have_no_tf32_in_them(kind: str, precision: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, plain = list[str](), torch.nn.Conv2d.forward
+
+    def convolution(layer: torch.nn.Conv2d, x: Tensor) -> Tensor:
+        seen.append(torch.backends.cudnn.conv.fp32_precision)
+        return plain(layer, x)
+
+    monkeypatch.setattr(torch.nn.Conv2d, "forward", convolution)
+    model = small_model(kind)
+    reconstruct(model, some_sinograms(small_transform()), 4, precision=precision)
+    assert set(seen) == {expected}
+    assert torch.backends.cudnn.conv.fp32_precision == "tf32"
+
+
+def test_exact_convolutions_end_with_the_last_thread_that_wants_them() -> None:
+    inside, leave = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with exact_convolutions():
+            inside.set()
+            leave.wait()
+
+    thread = threading.Thread(target=other)
+    with pytest.raises(ZeroDivisionError), exact_convolutions():
+        thread.start()
+        inside.wait()
+        raise ZeroDivisionError
+    assert torch.backends.cudnn.conv.fp32_precision == "ieee"
+    leave.set()
+    thread.join()
+    assert torch.backends.cudnn.conv.fp32_precision == "tf32"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_convolves_in_float32_where_it_is_asked_to(generator: torch.Generator) -> None:
+    x, w = (torch.randn(*shape, generator=generator).cuda() for shape in ((2, 16, 32, 32), (16, 16, 3, 3)))
+    expected = torch.nn.functional.conv2d(x.double(), w.double())
+    with exact_convolutions():
+        exact = torch.nn.functional.conv2d(x, w)
+    assert float((exact - expected).norm() / expected.norm()) < 1e-6
 
 
 MAPPED = """

@@ -1,11 +1,37 @@
-"""What makes a device fast: bfloat16 in training, memory that is kept, and kernels written in Triton; without, it is only slower."""
+"""What makes a device fast, or exact: bfloat16 in training, float32 where it is asked for, memory that is kept, and kernels in Triton."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
 
 import torch
+
+_lock, _exact, _before = threading.Lock(), 0, "none"
+
+
+@contextmanager
+def exact_convolutions() -> Iterator[None]:
+    """Inside, float32 convolutions on a GPU are just that; by PyTorch's default they round what goes in to the 10 bits of TF32.
+
+    PyTorch has one such setting for all threads, so it is brought back when the last of them leaves.
+    """
+    global _exact, _before
+    convolutions = torch.backends.cudnn.conv  # type: ignore[attr-defined]
+    with _lock:
+        if not _exact:
+            _before, convolutions.fp32_precision = convolutions.fp32_precision, "ieee"
+        _exact += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _exact -= 1
+            if not _exact:
+                convolutions.fp32_precision = _before
 
 
 def fast_convolutions(device: torch.device, *, round_images: bool = False) -> torch.autocast:

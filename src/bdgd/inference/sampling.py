@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -12,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bdgd.backends import expect_tensors
+from bdgd.backends import exact_convolutions, expect_tensors
 from bdgd.checks import InputError, require_choice, require_count, require_positive
 from bdgd.inference.moments import Moments
 from bdgd.inference.posterior import Origin, Posterior
@@ -48,9 +49,9 @@ def reconstruct(
     generator: fixes the draws, the same on every device; without one they are those of seed 0, the same in every call.
     draw: "weights" draws each block's weights once per draw, for the whole image; "pixels" draws the output of each last
     layer independently in every pixel, as the authors' code does. blocks: use only the first blocks of the cascade.
-    precision: of the features of a cascade's blocks. "float32" is the same everywhere; "bfloat16" is faster on a device that has
-    instructions for it, and its rounding, which differs from draw to draw, counts as epistemic variance (docs/honesty.md); "auto" is
-    bfloat16 on a GPU and float32 on a CPU.
+    precision: of the features of a cascade's blocks. "float32" is the same everywhere, no TF32; "bfloat16" is faster on a device that
+    has instructions for it, and its rounding, which differs from draw to draw, counts as epistemic variance (docs/honesty.md); "auto"
+    is bfloat16 on a GPU and float32 on a CPU.
     tolerance: stop before all draws are made once the relative Monte-Carlo error of the epistemic std, over all images of the batch, is
     below this; how many draws an image gets then depends on the images beside it.
     on_draw: called with each draw (B, 1, H, W) once it is there, for whoever shows the progress or looks at draws.
@@ -199,9 +200,11 @@ def _draws(model: Reconstructor, y: Tensor, count: int, seed: int, mode: str, at
             yield [model.value_scale * torch.cat([path[k][s] for path in paths]).clamp(min=0) for k in range(len(at))]
 
 
-def _precision(y: Tensor, fast: bool) -> torch.autocast:
-    """bfloat16 convolutions where they are wanted, whatever the caller's autocast; operator, image and moments keep their precision."""
-    return torch.autocast(y.device.type, torch.bfloat16, enabled=fast)
+@contextmanager
+def _precision(y: Tensor, fast: bool) -> Iterator[None]:
+    """bfloat16 convolutions where they are wanted, else exact ones, whatever the caller's autocast; all else keeps its precision."""
+    with torch.autocast(y.device.type, torch.bfloat16, enabled=fast), nullcontext() if fast else exact_convolutions():
+        yield
 
 
 def _path(
