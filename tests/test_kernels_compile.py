@@ -63,19 +63,19 @@ for size in (7, 1):
     for prelu in (False, True):
         common = {"RELU": not prelu, "PRELU": prelu} | ({} if prelu else {"slopes": None})
         back, tuning = launches.CONVOLVE, launches.CONVOLVE_PRELU if prelu else launches.CONVOLVE
-        for ci, co in ((16, 32), (32, 32), (32, 16)):
+        for ci, co in ((16, 32), (32, 32), (32, 16)) if prelu else ((32, 64), (64, 32), (32, 16)):
             forward = common | {"CI": ci, "CO": co, "TRANSPOSED": False, "sums": None, "slope_sums": None}
             compiled(kernels.convolve, image, forward, "*bf16", others={"other": "*fp32", "slopes": "*fp32"}, tuning=tuning)
             compiled(kernels.convolve, image, common | {"CI": co, "CO": ci, "TRANSPOSED": True}, "*bf16", others=few, tuning=back)
         for cm, tuning in ((16, launches.CORRELATE_FEW), (32, launches.CORRELATE)):
-            sums = {"CM": cm, "CF": 32, "PRELU": prelu} | ({} if prelu else {"slopes": None})
+            sums = {"CM": cm, "CF": 32 if prelu else 2 * cm, "PRELU": prelu} | ({} if prelu else {"slopes": None})
             compiled(kernels.correlate, tiles, sums, "*bf16", others=few, tuning=tuning)
-    compiled(kernels.convolve_pair, image, {"C": 16, "PIXELS": 128}, others={"outputs": "*bf16"})
-    compiled(kernels.pair_weight_gradient, tiles, {"C": 16, "PIXELS": 256}, others={"gradient": "*bf16"})
-    to_one = {"STRIDE": 16, "C": 16, "SQUARED": False, "PIXELS": 256}
-    compiled(kernels.to_one, {**image, "weight_stride": 144}, to_one, others={"inputs": "*bf16"})
-    gradients = {"C": 16, "SQUARED": True, "PIXELS": 128}
-    compiled(kernels.to_one_gradient, tiles, gradients, others={"inputs": "*bf16", "outputs": "*bf16"})
+    compiled(kernels.convolve_pair, image, {"C": 16}, others={"outputs": "*bf16"}, tuning=launches.PAIR)
+    compiled(kernels.pair_weight_gradient, tiles, {"C": 16}, others={"gradient": "*bf16"}, tuning=launches.PAIR_GRADIENT)
+    to_one, bfloat16 = {"STRIDE": 16, "C": 16, "SQUARED": False}, {"inputs": "*bf16", "outputs": "*bf16"}
+    compiled(kernels.to_one, {**image, "weight_stride": 144}, to_one, others={"inputs": "*bf16"}, tuning=launches.ONE)
+    for squared in (False, True):
+        compiled(kernels.to_one_gradient, tiles, {"C": 16, "SQUARED": squared}, others=bfloat16, tuning=launches.ONE_GRADIENT)
 """
 
 
