@@ -2,36 +2,37 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
+from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
-_lock, _exact, _before = threading.Lock(), 0, "none"
 
+class ExactConvolutions(TorchFunctionMode):
+    """Inside, in this thread, float32 convolutions on a GPU are just that; by PyTorch's default they round what goes in to TF32's 10 bits.
 
-@contextmanager
-def exact_convolutions() -> Iterator[None]:
-    """Inside, float32 convolutions on a GPU are just that; by PyTorch's default they round what goes in to the 10 bits of TF32.
-
-    PyTorch has one such setting for all threads, so it is brought back when the last of them leaves.
+    PyTorch's own setting is one for all threads, and cannot be brought back to what it was in every case.
     """
-    global _exact, _before
-    convolutions = torch.backends.cudnn.conv  # type: ignore[attr-defined]
-    with _lock:
-        if not _exact:
-            _before, convolutions.fp32_precision = convolutions.fp32_precision, "ieee"
-        _exact += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _exact -= 1
-            if not _exact:
-                convolutions.fp32_precision = _before
+
+    def __torch_function__(self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        return (_exact_conv2d if func is F.conv2d else func)(*args, **(kwargs or {}))
+
+
+def _exact_conv2d(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
+) -> Tensor:
+    """`F.conv2d` by the function behind it, which is told whether TF32 is allowed; single images and paddings in words are left alone."""
+    if x.ndim != 4 or isinstance(padding, str):
+        return F.conv2d(x, weight, bias, stride, padding, dilation, groups)
+    stride, padding, dilation = ((size, size) if isinstance(size, int) else size for size in (stride, padding, dilation))
+    cudnn, deterministic = torch.backends.cudnn, torch.are_deterministic_algorithms_enabled()
+    how = (cudnn.benchmark, cudnn.deterministic or deterministic, cudnn.enabled)
+    return torch._convolution(x, weight, bias, stride, padding, dilation, False, (0, 0), groups, *how, allow_tf32=False)
 
 
 def fast_convolutions(device: torch.device, *, round_images: bool = False) -> torch.autocast:

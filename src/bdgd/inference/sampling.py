@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bdgd.backends import exact_convolutions, expect_tensors
+from bdgd.backends import ExactConvolutions, expect_tensors
 from bdgd.checks import InputError, require_choice, require_count, require_positive
 from bdgd.inference.moments import Moments
 from bdgd.inference.posterior import Origin, Posterior
@@ -203,7 +203,8 @@ def _draws(model: Reconstructor, y: Tensor, count: int, seed: int, mode: str, at
 @contextmanager
 def _precision(y: Tensor, fast: bool) -> Iterator[None]:
     """bfloat16 convolutions where they are wanted, else exact ones, whatever the caller's autocast; all else keeps its precision."""
-    with torch.autocast(y.device.type, torch.bfloat16, enabled=fast), nullcontext() if fast else exact_convolutions():
+    exact = y.is_cuda and not fast  # elsewhere float32 is what it says
+    with torch.autocast(y.device.type, torch.bfloat16, enabled=fast), ExactConvolutions() if exact else nullcontext():
         yield
 
 
