@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from refusals import refusal
 from torch import Tensor
 from toys import MODELS, small_model, some_sinograms
 
@@ -173,6 +174,34 @@ def test_an_image_is_scored_by_itself() -> None:
     for metric in (nll, coverage, ause):
         alone = metric(Gaussian(posterior.mean[1:2], posterior.std[1:2]), truth[1:2])
         torch.testing.assert_close(alone[0], metric(posterior, truth)[1])
+
+
+@pytest.mark.parametrize("metric", [nll, ause])
+@pytest.mark.parametrize("shape", [(1, 1, 20, 20), (3, 1, 1, 1)])
+def test_one_error_bar_may_stand_for_several(metric: Any, shape: tuple[int, ...]) -> None:
+    posterior, truth = random_case()
+    few = 0.1 + torch.rand(shape, generator=torch.Generator().manual_seed(1))
+    expected = metric(Gaussian(posterior.mean, few.expand_as(truth).clone()), truth)
+    assert torch.equal(metric(Gaussian(posterior.mean, few), truth), expected)
+
+
+@pytest.mark.parametrize("metric", [nll, ause, coverage])
+def test_error_bars_that_are_no_numbers_are_refused(metric: Any) -> None:
+    posterior, truth = random_case()
+    posterior.std[1, 0, 2, 3] = math.nan
+    with refusal("std must be finite, but 1 of its 1200 values|the interval has NaN in it"):
+        metric(posterior, truth)
+    if metric is not coverage:
+        with refusal(r"std must have the shape of the mean, \(3, 1, 20, 20\), got \(3, 1, 20, 19\)"):
+            metric(Gaussian(posterior.mean, torch.ones(3, 1, 20, 19)), truth)
+
+
+def test_a_pixel_without_an_error_bar_has_no_likelihood() -> None:
+    posterior, truth = random_case()
+    posterior.std[0, 0, :2, 0] = 0
+    with refusal("std must be above 0 for a likelihood, it is not in 2 pixels; leave them out with a mask"):
+        nll(posterior, truth)
+    assert nll(posterior, truth, posterior.std > 0).isfinite().all()
 
 
 BAD_TRUTH: list[tuple[Any, str]] = [

@@ -18,7 +18,9 @@ def auroc(score: Tensor, mask: Tensor, among: Tensor | None = None) -> Tensor:
     With the n inside scores at the ranks r_i among all, equal scores sharing their mean rank, and m scores outside:
     (sum r_i - n (n + 1) / 2) / (n m), the statistic of Mann and Whitney.
     """
-    require_batch(score, score.shape[1:] if isinstance(score, Tensor) and score.ndim == 4 else (1, 0, 0), "score")
+    if isinstance(score, Tensor) and score.ndim != 4:
+        raise InputError(f"score must have shape (B, 1, H, W), got {tuple(score.shape)}; add axes with [None]")
+    require_batch(score, score.shape[1:] if isinstance(score, Tensor) else (), "score")
     require_finite(score, "score")
     inside = pixel_mask(mask, score)
     counted = torch.ones_like(inside) if among is None else pixel_mask(among, score)

@@ -40,9 +40,14 @@ def pixel_mask(mask: Tensor, like: Tensor, *, allow_empty: bool = False) -> Tens
 
 
 def nll(posterior: HasPosterior, truth: Tensor, mask: Tensor | None = None) -> Tensor:
-    """(B,) negative log-likelihood per pixel of the truth under N(mean, std^2), over the pixels of `mask` (all without one)."""
-    _require_pair(posterior.mean, truth)
-    std = posterior.std.double()
+    """(B,) negative log-likelihood per pixel of the truth under N(mean, std^2), over the pixels of `mask` (all without one).
+
+    A std of 0 has no density, whatever the truth, and is refused in the pixels that count.
+    """
+    std = _std(posterior, truth).double()
+    none = (std <= 0) if mask is None else (std <= 0) & pixel_mask(mask, std)
+    if bool(none.any()):
+        raise InputError(f"std must be above 0 for a likelihood, it is not in {int(none.sum())} pixels; leave them out with a mask")
     z = (truth.double() - posterior.mean.double()) / std
     return _mean_over(0.5 * z**2 + std.log() + 0.5 * math.log(2 * math.pi), mask)
 
@@ -51,6 +56,8 @@ def coverage(posterior: HasPosterior, truth: Tensor, level: float = 0.95, mask: 
     """(B,) the part of the pixels whose truth lies in `posterior.interval(level)`; well calibrated where it is `level`."""
     _require_pair(posterior.mean, truth)
     lower, upper = posterior.interval(level)
+    if bool((lower.isnan() | upper.isnan()).any()):
+        raise InputError("the interval has NaN in it, which covers nothing; a model has none before it is trained")
     return _mean_over(((lower <= truth) & (truth <= upper)).double(), mask)
 
 
@@ -61,9 +68,9 @@ def ause(posterior: HasPosterior, truth: Tensor) -> Tensor:
     error], divided by the RMSE of all pixels. 0 is a perfect order, also of an image without error. Pixels of the same std have no
     order: each counts as their mean.
     """
-    _require_pair(posterior.mean, truth)
+    std = _std(posterior, truth)
     squares = ((truth.double() - posterior.mean.double()) ** 2).flatten(1)  # (B, P)
-    by_std = _ordered(squares, posterior.std.flatten(1))
+    by_std = _ordered(squares, std.flatten(1))
     by_error = squares.sort(dim=1).values
     kept = [max(1, round(squares.shape[1] * (1 - f / 100))) for f in range(0, 95, 5)]
     differences = [by_std[:, :n].mean(1).sqrt() - by_error[:, :n].mean(1).sqrt() for n in kept]
@@ -87,6 +94,18 @@ def _mean_over(values: Tensor, mask: Tensor | None) -> Tensor:
         return values.flatten(1).mean(1)
     inside = pixel_mask(mask, values)
     return values.where(inside, 0).flatten(1).sum(1) / inside.flatten(1).sum(1)
+
+
+def _std(posterior: HasPosterior, truth: Tensor) -> Tensor:
+    """The standard deviation of every pixel (B, 1, H, W), also where one stands for several; truth and posterior belong together."""
+    mean, std = posterior.mean, posterior.std
+    _require_pair(mean, truth)
+    require_finite(mean, "the mean")
+    require_finite(std, "std")
+    try:
+        return std.expand_as(mean)
+    except RuntimeError:
+        raise InputError(f"std must have the shape of the mean, {tuple(mean.shape)}, got {tuple(std.shape)}") from None
 
 
 def _require_pair(mean: Tensor, truth: Tensor) -> None:
