@@ -36,12 +36,11 @@ WIDE = 1.25
 BATCH = 64
 
 
-@torch.no_grad()
 def fbp(A: LinearOperator, y: Tensor, filter: str = "ram-lak") -> Tensor:
     """The image (B, 1, H, W) of sinograms y (B, 1, V, D) by filtered back-projection on the geometry of `A`.
 
     A disc of value 1 comes back as 1 inside, in a full turn also where the detector has the longer side of every view only.
-    An arc shorter than half a circle is scaled by pi / arc, as ODL does.
+    An arc shorter than half a circle is scaled by pi / arc, as ODL does. It is linear in y, and differentiable.
     filter: "ram-lak", "shepp-logan", "cosine", "hann" or "hamming".
     """
     geometry = getattr(A, "geometry", None)

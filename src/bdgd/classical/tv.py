@@ -46,7 +46,7 @@ def tv(
     image's values does: for an image ten times as bright, ten times the weight gives ten times the result. 1e-4 suits
     values up to 1 and 1 % noise; `choose_tv_weight` finds it. isotropic: |(a, b)| is sqrt(a^2 + b^2), else |a| + |b|.
     start: an image to start from instead of 0, such as the result for another weight; it saves time, the result stays.
-    The rest is explained in `solve_tv`, which also tells how far each image converged.
+    The rest is explained in `solve_tv`, which also tells how far each image converged. Neither gives gradients.
     """
     return solve_tv(
         A, y, weight, isotropic=isotropic, nonnegative=nonnegative, start=start, tolerance=tolerance, most_iterations=most_iterations
