@@ -28,6 +28,8 @@ OTHERS = {
         {"blocks": 3},
         {"last_layer": "point"},
         {"size": 9},
+        {"weights": 1},
+        {"set": "test"},
     ],
     "joint": [{"epochs": 3}, {"kl_weight": 2.0}, {"seed": 2}],
     "direct": [{"epochs": 3}, {"weight_decay": 1e-3}, {"iterations": 2}],

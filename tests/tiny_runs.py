@@ -24,8 +24,8 @@ def scans_of(A: Any, which: str, count: int, noise: float = 0.01) -> Scans:
 
 def train(run: Path | None, how: str = "greedy", *, resume: bool = True, report: Any = None, **changes: Any) -> tuple[Reconstructor, Any]:
     """One tiny training of each way, the same every time; `changes` are to its arguments."""
-    A = small_transform(size=changes.pop("size", 8), views=4)
-    scans = scans_of(A, "train", changes.pop("images", 6), changes.pop("noise", 0.01))
+    A = small_transform(size=changes.pop("size", 8), views=4, pixel_size=changes.pop("pixel_size", 1.0))
+    scans = scans_of(A, changes.pop("set", "train"), changes.pop("images", 6), changes.pop("noise", 0.01))
     validation = scans_of(A, "validation", count) if (count := changes.pop("validation", 2)) else None
     generator = torch.Generator().manual_seed(changes.pop("seed", 1))
     shared = {"epochs": 2, "batch": 4, "validation": validation, "generator": generator, "run": run, "resume": resume, "report": report}
@@ -33,8 +33,8 @@ def train(run: Path | None, how: str = "greedy", *, resume: bool = True, report:
     if how == "direct":
         model: Reconstructor = LearnedPrimalDual(A, iterations=arguments.pop("iterations", 1))
         return model, train_directly(model, scans, **arguments)
-    blocks, last_layer = arguments.pop("blocks", 2), arguments.pop("last_layer", "mean_field")
-    model = DeepGradientDescent(A, blocks=blocks, last_layer=last_layer, gradient_scale=30.0)
+    blocks, last_layer, weights = (arguments.pop(*option) for option in (("blocks", 2), ("last_layer", "mean_field"), ("weights", 0)))
+    model = DeepGradientDescent(A, blocks=blocks, last_layer=last_layer, gradient_scale=30.0, seed=weights)
     function = train_greedily if how == "greedy" else finetune_jointly
     return model, function(model, scans, **arguments)
 

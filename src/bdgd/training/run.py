@@ -173,18 +173,26 @@ class RunFolder:
 def open_run(
     run: str | Path | None, model: Reconstructor, scans: Scans, validation: Scans | None, settings: dict[str, Any], resume: bool
 ) -> RunFolder | None:
-    """The run folder, with the model and the scans added to what must agree on resuming."""
+    """The run folder, with the model as it starts and the scans added to what must agree on resuming."""
     if run is None:
         return None
     described = {
         "model": type(model).__name__,
         "arguments": model.arguments(),
+        "weights": model.fingerprint(),
         "geometry": model.geometry.to_dict() if model.geometry is not None else None,
         "images": len(scans),
         "validation_images": len(validation) if validation is not None else None,
         "noise": scans.noise.to_dict() if scans.noise is not None else None,
+        "first_scan": _sizes(scans),
+        "first_validation_scan": _sizes(validation) if validation is not None else None,
     }
     return RunFolder(run, settings | described, resume=resume)
+
+
+def _sizes(scans: Scans) -> list[str]:
+    """The lengths of the first sinogram and image, which tell scans of other images or another operator; rounding elsewhere does not."""
+    return [f"{float(part[0].double().norm()):.3e}" for part in (scans.sinograms, scans.images) if part is not None]
 
 
 def _meet() -> None:
