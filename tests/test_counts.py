@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tifffile
 import torch
+from refusals import refusal
 
 from bdgd.checks import InputError
 from bdgd.data import line_integrals, read_scans
@@ -129,6 +130,9 @@ def test_single_rays_without_a_number_are_interpolated() -> None:
     assert found[2, 7] == pytest.approx((y[0, 2, 6] + y[0, 2, 8]) / 2) and repairs.missing == 1
     counts[2] = np.nan
     with pytest.raises(InputError, match="view 2 has no finite value"):
+        line_integrals(counts, raw["flat"], raw["dark"])
+    counts[:4] = np.nan
+    with refusal("124 of 372 counts are no finite number or of a dead detector, too many to interpolate"):
         line_integrals(counts, raw["flat"], raw["dark"])
 
 

@@ -48,6 +48,9 @@ def line_integrals(counts: np.ndarray, flat: np.ndarray, dark: np.ndarray | floa
     dead = _dead_detectors(counts, beam, flat)
     signal = counts.astype(np.float64) - dark  # (V, D)
     missing = ~np.isfinite(signal) & ~dead
+    if (missing | dead).mean() > _MOST_DEAD:
+        lost = int((missing | dead).sum())
+        raise InputError(f"{lost} of {missing.size} counts are no finite number or of a dead detector, too many to interpolate")
     positive = signal[:, ~dead][signal[:, ~dead] > 0]
     if positive.size == 0:
         raise InputError("no count lies above the dark field; check that counts, flat and dark belong together")
