@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from refusals import refusal
 from toys import small_model, small_transform, some_sinograms
 
 from bdgd.checks import InputError
 from bdgd.inference import reconstruct
+from bdgd.models import Calibration, save
 
 A = small_transform()
 Y = some_sinograms(A)
@@ -52,3 +56,22 @@ def test_what_is_no_model_and_no_generator_is_said() -> None:
         reconstruct(None, Y)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"generator must be a torch\.Generator, got 5"):
         reconstruct(small_model(), Y, generator=5)  # type: ignore[arg-type]
+
+
+def test_weights_that_are_no_numbers_are_refused_where_the_guard_would_hide_them(tmp_path: Path) -> None:
+    model = small_model(A=A)
+    with torch.no_grad():
+        next(model.parameters()).fill_(math.nan)
+    for use in (lambda: reconstruct(model, Y), lambda: save(model, tmp_path / "model.safetensors")):
+        with refusal("1 of the model's tensors hold NaN or infinite values, blocks.0.* first; load or train it again"):
+            use()
+
+
+def test_a_calibration_of_other_weights_is_refused(calibration: Calibration, tmp_path: Path) -> None:
+    model = small_model().with_calibration(calibration)
+    with torch.no_grad():
+        next(model.parameters()).mul_(1.5)
+    for use in (lambda: reconstruct(model, Y), lambda: save(model, tmp_path / "model.safetensors")):
+        with refusal("the model's weights have changed since it was calibrated; make a new calibration"):
+            use()
+    reconstruct(model.with_calibration(None), Y, 2)

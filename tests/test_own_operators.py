@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from refusals import refusal
 from torch import Tensor, nn
 from toys import KINDS, MODELS, DenseOperator, same_posterior, seeded, small_model
 
@@ -195,3 +197,37 @@ def test_calibration_and_alarm_take_sinograms_of_any_shape(shape: tuple[int, ...
     expected = witnesses_of(model_of("mean_field", bare()), scans.sinograms[:3].reshape(3, *SINOGRAM), posterior, noise)
     for name in ("invisible", "uncertainty", "detail") + (("misfit",) if noise else ()):
         torch.testing.assert_close(found.values[name], expected[name], rtol=1e-4, atol=1e-7)
+
+
+class Careless(Exact):
+    """Gives what it should not."""
+
+    def __init__(self, wrong: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.wrong = wrong
+
+    def _apply(self, x: Tensor) -> Tensor:
+        return self.wrong(super()._apply(x))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "got"),
+    [(lambda y: y[:, 0], r"torch.float32 of shape \(2, 5, 6\)"), (Tensor.double, r"torch.float64 of shape \(2, 1, 5, 6\)")],
+    ids=["shape", "precision"],
+)
+def test_what_an_operator_gives_is_checked(wrong: Callable[[Tensor], Tensor], got: str) -> None:
+    with refusal(rf"what Careless.* gives must be torch.float32 of shape \(2, 1, 5, 6\), got {got}; correct the method"):
+        Careless(wrong)(torch.zeros(2, *IMAGE))
+
+
+@pytest.mark.parametrize("use", [DeepGradientDescent, lambda A: bdgd.tv(A, torch.zeros(1, 1, 5, 25))], ids=["model", "tv"])
+def test_a_geometry_is_no_operator(use: Callable[[Any], Any]) -> None:
+    with refusal(r"needs an operator such as bdgd.RayTransform\(geometry\), .* got ParallelBeam"):
+        use(bdgd.ParallelBeam.sparse(image_size=16, views=5))
+
+
+def test_operators_are_applied_by_a_call_and_start_from_a_function() -> None:
+    with refusal(r"A @ B is for two operators, got Tensor; A\(x\) applies one to images"):
+        Exact() @ torch.zeros(2, *IMAGE)  # type: ignore[operator]
+    with refusal(r"initial must be a function of \(A, y\) that gives x_0, such as bdgd.fbp, got 'fbp'"):
+        DeepGradientDescent(Exact(), initial="fbp")  # type: ignore[arg-type]

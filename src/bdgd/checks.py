@@ -40,6 +40,15 @@ def _shape_remedy(value: Tensor, item_shape: Sequence[int]) -> str:
     return "; check that it belongs to this operator"
 
 
+def require_operator(A: object, user: str) -> None:
+    """Raise unless A is a linear operator: a geometry alone, which is easily passed instead, is none."""
+    if not all(hasattr(A, name) for name in ("domain_shape", "range_shape", "T")) or not callable(A):
+        raise InputError(
+            f"{user} needs an operator such as bdgd.RayTransform(geometry), with domain_shape, range_shape, A(x) and A.T(y), got"
+            f" {type(A).__name__}"
+        )
+
+
 def require_finite(value: Tensor, name: str) -> None:
     """Raise if `value` holds a NaN or an infinity (waits for the device)."""
     finite = torch.isfinite(value)
@@ -59,9 +68,11 @@ def require_positive(value: float, name: str) -> float:
 def require_number(value: float, name: str) -> float:
     """`value` as a float; raise unless it is a finite real number."""
     try:
-        number = float(value)
-    except (TypeError, ValueError):
-        raise InputError(f"{name} must be a number, got {value!r}") from None
+        number = float("no number" if isinstance(value, str | bytes) else value)
+    except (TypeError, ValueError, RuntimeError):  # the last by a tensor of several values
+        shape = tuple(getattr(value, "shape", ()))
+        got = f"{type(value).__name__} of shape {shape}" if shape else repr(value)
+        raise InputError(f"{name} must be a number, got {got}") from None
     except OverflowError:  # of a whole number that is too long to be shown
         raise InputError(f"{name} must be a finite number, got one with more digits than a float can have; write a smaller one") from None
     if not math.isfinite(number):

@@ -18,7 +18,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from bdgd.checks import InputError, require_batch, require_finite, require_positive
+from bdgd.checks import InputError, require_batch, require_finite, require_operator, require_positive
 from bdgd.operators import LinearOperator, operator_norm
 
 #: |D|^2 is below 8: two differences, each with two neighbours.
@@ -83,6 +83,7 @@ class Problem:
 
     @classmethod
     def of(cls, A: LinearOperator, y: Tensor, weight: float, isotropic: bool, nonnegative: bool) -> Self:
+        require_operator(A, "tv")
         if len(A.domain_shape) != 3 or A.domain_shape[0] != 1:
             raise InputError(f"tv needs an operator on images (1, H, W), but {A} takes {tuple(A.domain_shape)}")
         require_batch(y, A.range_shape, "the sinogram")

@@ -15,7 +15,11 @@ def millimetres(unit: str) -> float:
     name = name.replace("\N{GREEK SMALL LETTER MU}", "\N{MICRO SIGN}")  # both look alike
     if name not in _MILLIMETRES:
         raise InputError(f"unit must be one of {', '.join(_MILLIMETRES)}, got {unit!r}; leave it out where the length has no unit")
-    return _MILLIMETRES[name] * (require_positive(number, "the number in a unit") if number else 1.0)  # type: ignore[arg-type]
+    try:
+        factor = float(number or 1)
+    except ValueError:
+        raise InputError(f"the number in a unit must be one such as 0.3, got {number!r}") from None
+    return _MILLIMETRES[name] * require_positive(factor, "the number in a unit")
 
 
 def shorter_unit(unit: str | None, factor: float) -> str | None:

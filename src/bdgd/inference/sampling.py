@@ -101,6 +101,7 @@ def reconstruct_blocks(
     if not isinstance(model, Reconstructor):
         raise InputError(f"reconstruct needs a model such as bdgd.load('sparse30-mfvi'), got {type(model).__name__}")
     model.check(y)
+    model.require_usable()
     count = drawn(model, draws)
     require_choice(draw, ("weights", "pixels"), "draw")
     fast = {"auto": y.is_cuda, "float32": False, "bfloat16": True}[require_choice(precision, PRECISIONS, "precision")]

@@ -158,6 +158,8 @@ class DeepGradientDescent(Reconstructor):
         seed: int = 0,
     ):
         super().__init__(A, value_scale=value_scale)
+        if not callable(initial):
+            raise InputError(f"initial must be a function of (A, y) that gives x_0, such as bdgd.fbp, got {initial!r}")
         self.initial, self.last_layer = initial, last_layer
         if misfit == "gaussian" and attenuation != 1.0:
             raise InputError(f"attenuation is for misfit='poisson', got attenuation={attenuation:g} with 'gaussian'; leave one of them out")

@@ -36,6 +36,7 @@ def save(model: Reconstructor, path: str | Path) -> None:
     """Write the model to a safetensors file, replacing one that is there only when all is written."""
     if type(model).__name__ not in MODELS:
         raise InputError(f"save knows the models {', '.join(MODELS)}, got {type(model).__name__}")
+    model.require_usable()
     geometry = model.geometry
     bars = _error_bars(model)
     correction = {} if model.correction is None else {"correction": model.correction.to_dict()}

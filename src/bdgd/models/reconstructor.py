@@ -10,7 +10,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from bdgd.checks import InputError, require_batch, require_finite, require_positive
+from bdgd.checks import InputError, require_batch, require_finite, require_operator, require_positive
 from bdgd.data.correction import Correction
 from bdgd.models.calibration import Calibration
 from bdgd.models.scale_head import ScaleHead
@@ -29,6 +29,7 @@ class Reconstructor(nn.Module):
 
     def __init__(self, A: LinearOperator, *, value_scale: float = 1.0):
         super().__init__()
+        require_operator(A, "a model")
         if len(A.domain_shape) != 3 or A.domain_shape[0] != 1:
             raise InputError(f"a model needs an operator on images of shape (1, H, W), the domain_shape of {A} is {tuple(A.domain_shape)}")
         if getattr(A, "dtype", torch.float32) != torch.float32:
@@ -124,6 +125,17 @@ class Reconstructor(nn.Module):
     def snapshot(self) -> Self:
         """The model as it is now, on the same operator: training the original further does not change it."""
         return copy.deepcopy(self, {id(shared): shared for shared in (self.A, getattr(self, "initial", None))})
+
+    def require_usable(self) -> None:
+        """Raise where a weight is no number, which the cascade's guard would hide, or the calibration was made for other weights."""
+        broken = [name for name, parameter in self.named_parameters() if not bool(parameter.isfinite().all())]
+        if broken:
+            raise InputError(f"{len(broken)} of the model's tensors hold NaN or infinite values, {broken[0]} first; load or train it again")
+        if self.calibration is not None and self.calibration.weights != self.fingerprint():
+            raise InputError(
+                "the model's weights have changed since it was calibrated; make a new calibration with bdgd.calibrate(model, scans), or"
+                " go on without one: model.with_calibration(None)"
+            )
 
     def check(self, y: Tensor) -> None:
         """Raise unless y is a finite batch of this model's sinograms, in float32, where the model is."""

@@ -48,6 +48,11 @@ class LinearOperator:
         if x.device.type != self.device.type or (self.device.index is not None and x.device != self.device):
             raise InputError(f"{self} is on {self.device}, its input on {x.device}; move it with .to({str(self.device)!r})")
         result: Tensor = _Apply.apply(x, self)
+        if (tuple(result.shape), result.dtype) != ((len(x), *self.range_shape), self.dtype):
+            raise InputError(
+                f"what {self} gives must be {self.dtype} of shape {(len(x), *self.range_shape)}, got {result.dtype} of shape"
+                f" {tuple(result.shape)}; correct the method that computes it"
+            )
         return result
 
     @property
@@ -73,6 +78,8 @@ class LinearOperator:
 
     def __matmul__(self, inner: LinearOperator) -> LinearOperator:
         """`A @ B`: first B, then A."""
+        if not isinstance(inner, LinearOperator):
+            raise InputError(f"A @ B is for two operators, got {type(inner).__name__}; A(x) applies one to images")
         return _Composed(self, inner)
 
     def norm(self, tolerance: float = 1e-6, most: int = 1000) -> float:
@@ -169,7 +176,9 @@ def _normal(shape: Shape, operator: LinearOperator, generator: torch.Generator) 
 
 @torch.no_grad()
 def operator_norm(operator: LinearOperator, tolerance: float = 1e-6, most: int = 1000) -> float:
-    """||A|| by power iteration on A'A until the estimate changes by less than `tolerance` relatively.
+    """||A|| by power iteration on A'A until the estimate changes by less than `tolerance` relatively from one step to the next.
+
+    It grows towards ||A||; with large singular values near each other it stops earlier, some 1e-4 too small for the default tolerance.
 
     Works with any object that has `domain_shape`, `A(x)` and `A.T(y)`. The start vector is fixed, so the result is too.
     """
