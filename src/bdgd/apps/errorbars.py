@@ -62,12 +62,15 @@ def _measure(job: Reproduction, model: Reconstructor, about: dict[str, Any]) -> 
     bars = promise_bars(measured)
     seconds = round(time.perf_counter() - start, 1)
     origin = {**about, "seconds": seconds, **provenance(FRESH, job.device)}
-    told = f"{MODEL}, {images} fresh ellipse images, {texts} with text, {texts} with the axis off. {job.effort.note()}"
-    text = bars_as_markdown(bars, told.strip(), origin)
+    note = f"QUICK: {images} images instead of 1000" if job.effort.quick else ""
+    told = f"{MODEL}, {images} fresh ellipse images, {texts} with text, {texts} with the axis off."
+    text = bars_as_markdown(bars, f"{told} {note}.".removesuffix(" ."), origin)
     write_text(job.folder / "errorbars.md", text + "\n")
-    write_json(job.folder / "errorbars.json", {"provenance": origin, "bars": [asdict(bar) for bar in bars], **measured.to_dict()})
-    save_small(uncertainty_figure(measured.scores.strata, f"{MODEL}, {images} fresh images"), job.folder / "errorbars.png")
-    job.out.table(BAR_COLUMNS, [bar.cells() for bar in bars], job.effort.note())
+    numbers = {"provenance": origin, "bars": [asdict(bar) for bar in bars], **measured.to_dict()}
+    write_json(job.folder / "errorbars.json", {"note": note, **numbers} if note else numbers)
+    title = f"{MODEL}, {images} fresh images"
+    save_small(uncertainty_figure(measured.scores.strata, f"{title}\n{note}" if note else title), job.folder / "errorbars.png")
+    job.out.table(BAR_COLUMNS, [bar.cells() for bar in bars], note)
     job.out.say(f"wrote {job.folder / 'errorbars.json'}, errorbars.md and errorbars.png")
 
 
