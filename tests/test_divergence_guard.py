@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -17,7 +16,7 @@ def select(posterior: Posterior, n: int) -> Posterior:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("bias", [1e3, math.inf, math.nan])
+@pytest.mark.parametrize("bias", [1e3, 1e38])  # the second makes infinite sinograms, and NaN of them
 def test_a_block_that_diverges_is_left_out(bias: float, mode: str) -> None:
     healthy, sick = small_model(blocks=1, A=small_transform()), small_model(blocks=3)
     y = 5 * some_sinograms(healthy.A)  # a start far from the data
