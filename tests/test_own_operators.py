@@ -231,3 +231,31 @@ def test_operators_are_applied_by_a_call_and_start_from_a_function() -> None:
         Exact() @ torch.zeros(2, *IMAGE)  # type: ignore[operator]
     with refusal(r"initial must be a function of \(A, y\) that gives x_0, such as bdgd.fbp, got 'fbp'"):
         DeepGradientDescent(Exact(), initial="fbp")  # type: ignore[arg-type]
+
+
+class Sampled(bdgd.LinearOperator):
+    """Sees half of the pixels: its transpose fits the data exactly, as a pseudo-inverse does."""
+
+    def __init__(self) -> None:
+        super().__init__((1, 8, 8), (32,))
+        self.seen = torch.randperm(64, generator=seeded())[:32]
+
+    def _apply(self, x: Tensor) -> Tensor:
+        return x.flatten(1)[:, self.seen]
+
+    def _adjoint(self, y: Tensor) -> Tensor:
+        return torch.zeros(len(y), 64).index_copy_(1, self.seen, y).reshape(-1, 1, 8, 8)
+
+
+def trained_from(start: Callable[[Any, Tensor], Tensor]) -> bdgd.training.History:
+    A, generator = Sampled(), seeded()
+    scans = bdgd.simulate(A, torch.rand(24, 1, 8, 8, generator=generator), bdgd.GaussianNoise(0.05), generator=generator)
+    model = DeepGradientDescent(A, blocks=1, initial=start, gradient_scale=1.0)
+    return bdgd.train_greedily(model, scans, epochs=20, batch=8, learning_rate=5e-3, generator=generator)
+
+
+def test_a_start_that_fits_the_data_exactly_is_never_left_and_said() -> None:
+    with pytest.warns(UserWarning, match="block 1 leaves every image as it was: .* give the model another one"):
+        stuck = trained_from(lambda A, y: A.T(y))
+    moved = trained_from(lambda A, y: 0.5 * A.T(y))
+    assert moved["validation_psnr"][-1] > stuck["validation_psnr"][-1] + 1

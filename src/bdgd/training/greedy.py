@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
@@ -28,6 +29,10 @@ from bdgd.training.run import History, Record, Report, RunFolder, open_run, tell
 
 #: A block that gains less than this part of what the block before it gained is trained again, so often at most.
 LEAST_GAIN, ATTEMPTS = 0.1, 3
+LEFT_ALONE = (
+    "block 1 leaves every image as it was: an update that fits the data more than twice as badly as the start is undone, and this start"
+    " fits them exactly or nearly so; give the model another one, such as initial=lambda A, y: 0.5 * A.T(y) / A.norm() ** 2"
+)
 
 
 def train_greedily(
@@ -97,6 +102,8 @@ def train_greedily(
                 trainee.revive(train.state.x[:BATCH], train.state.gradient[:BATCH], keyed_generator(seed, stage, "revive"))
             _fit_block(trainer, stage, folder, gained, LEAST_GAIN * gain if initialise == "previous" else -math.inf)
         gain = gained()
+        if k == 0 and gain == 0:  # to the last bit
+            warnings.warn(LEFT_ALONE, stacklevel=2)
         _push(model, trainee, {"push": train, "validation": held_out}, seed, stage)
         record = {"stage": stage} | judge.score(trainee)
         if weights is None and folder:
