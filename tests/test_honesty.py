@@ -252,6 +252,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.filterwarnings("ignore:block 1 leaves every image as it was")  # so short are these trainings
 def test_one_command_trains_measures_keeps_and_fills_the_page(tiny: Path) -> None:
     done = bdgd("honesty", "--runs", "trained", "--page", "page.md")
     assert done.exit_code == 0, done.output

@@ -255,7 +255,7 @@ def trained_from(start: Callable[[Any, Tensor], Tensor]) -> bdgd.training.Histor
 
 
 def test_a_start_that_fits_the_data_exactly_is_never_left_and_said() -> None:
-    with pytest.warns(UserWarning, match="block 1 leaves every image as it was: .* give the model another one"):
+    with pytest.warns(UserWarning, match="block 1 leaves every image as it was: .* give the model another `initial`"):
         stuck = trained_from(lambda A, y: A.T(y))
     moved = trained_from(lambda A, y: 0.5 * A.T(y))
     assert moved["validation_psnr"][-1] > stuck["validation_psnr"][-1] + 1

@@ -30,8 +30,8 @@ from bdgd.training.run import History, Record, Report, RunFolder, open_run, tell
 #: A block that gains less than this part of what the block before it gained is trained again, so often at most.
 LEAST_GAIN, ATTEMPTS = 0.1, 3
 LEFT_ALONE = (
-    "block 1 leaves every image as it was: an update that fits the data more than twice as badly as the start is undone, and this start"
-    " fits them exactly or nearly so; give the model another one, such as initial=lambda A, y: 0.5 * A.T(y) / A.norm() ** 2"
+    "block 1 leaves every image as it was: what it proposes is undone, since it fits the data more than twice as badly as the start;"
+    " train it longer or with another gradient_scale, or, where the start fits the data exactly, give the model another `initial`"
 )
 
 
