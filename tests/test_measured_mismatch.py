@@ -24,10 +24,12 @@ def test_what_was_put_in_is_found(generator: torch.Generator, tmp_path: Path) ->
     assert found.axis == pytest.approx(0.1, abs=0.05)
     assert found.hardening == pytest.approx(0.25, rel=0.1) and found.attenuation == pytest.approx(ACRYLIC, rel=0.03)
     assert found.misfit < 0.01 < found.misfit_straight
-    write_json(tmp_path / "mismatch.json", [asdict(found)])
-    assert read_mismatch(tmp_path / "mismatch.json") == [found]
-    table = mismatch_table([found]).splitlines()
+    origin = {"hardware": "a machine", "commit": "0123456789abcdef"}
+    write_json(tmp_path / "mismatch.json", {"scans": [asdict(found)], "provenance": origin})
+    assert read_mismatch(tmp_path / "mismatch.json") == ([found], origin)
+    *table, _, made = mismatch_table([found], origin).splitlines()
     assert len(table) == 3 and "| ta | +0.014" in table[2] and len({line.count("|") for line in table}) == 1
+    assert made == "*Measured on a machine (commit 0123456789).*"
 
 
 def test_stripes_are_what_detectors_read_differently_in_all_views(generator: torch.Generator) -> None:
@@ -58,7 +60,7 @@ def test_photon_noise_needs_few_views(views: int, generator: torch.Generator) ->
 
 
 def test_kept_numbers_that_are_damaged_are_named(tmp_path: Path) -> None:
-    assert read_mismatch(tmp_path / "none.json") == []
+    assert read_mismatch(tmp_path / "none.json") == ([], {})
     (tmp_path / "bad.json").write_text('[{"name": "ta"}]')
     with pytest.raises(InputError, match="delete it"):
         read_mismatch(tmp_path / "bad.json")

@@ -244,12 +244,13 @@ def _describe_mismatch(out: Output, folder: Path, paths: dict[str, Path], device
     if not training:
         return
     kept = folder / "mismatch.json"
-    found = read_mismatch(kept)
+    found, origin = read_mismatch(kept)
     if [entry.name for entry in found] != list(training):
         with out.waiting("measuring air, noise, axis and beam hardening on the training scans"):
             found = [mismatch(read_measured(name, path), device) for name, path in training.items()]
-        write_json(kept, [asdict(entry) for entry in found])
-    text = mismatch_table(found)
+        origin = provenance(None, device)
+        write_json(kept, {"scans": [asdict(entry) for entry in found], "provenance": origin})
+    text = mismatch_table(found, origin)
     write_text(folder / "mismatch.md", text + "\n")
     _show(out, page, "mismatch", text)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from bdgd.data import Correction, estimate_axis
 from bdgd.data.correction import air_level, hardened, outermost
 from bdgd.data.estimates import photon_noise
 from bdgd.evaluation.challenge import MeasuredScan
-from bdgd.evaluation.pages import markdown_table
+from bdgd.evaluation.pages import markdown_table, noted, origins
 from bdgd.operators import RayTransform
 from bdgd.storage import read_kept
 
@@ -107,16 +108,21 @@ def _misfit(path: Tensor, p: Tensor, attenuation: float, hardening: float) -> fl
     return float((hardened(attenuation * path, hardening) - p).square().mean().sqrt() / p.max())
 
 
-def read_mismatch(path: Path) -> list[MeasuredMismatch]:
-    """What was measured before and kept as JSON; empty where it was not."""
-    return read_kept(path, "the mismatch of scans", lambda kept: [MeasuredMismatch(**entry) for entry in kept], [])
+def read_mismatch(path: Path) -> tuple[list[MeasuredMismatch], dict[str, Any]]:
+    """What was measured before and kept as JSON, and where it comes from; empty where there is nothing."""
+
+    def both(kept: Any) -> tuple[list[MeasuredMismatch], dict[str, Any]]:
+        return [MeasuredMismatch(**entry) for entry in kept["scans"]], dict(kept["provenance"])
+
+    nothing: tuple[list[MeasuredMismatch], dict[str, Any]] = ([], {})
+    return read_kept(path, "the mismatch of scans", both, nothing)
 
 
-def mismatch_table(found: Sequence[MeasuredMismatch]) -> str:
-    """The numbers as a Markdown table, a row per scan."""
+def mismatch_table(found: Sequence[MeasuredMismatch], origin: dict[str, Any]) -> str:
+    """The numbers as a Markdown table, a row per scan, and below it where they come from."""
     columns = ["scan", "air reads", "its drift", "its stripes", "noise in air", "photons", "axis (detectors)"]
     columns += ["acrylic (1/mm)", "hardening b", "misfit, b = 0", "misfit"]
-    return markdown_table(columns, [_cells(each) for each in found])
+    return noted("", markdown_table(columns, [_cells(each) for each in found]), origins([{"provenance": origin}]))
 
 
 def _cells(m: MeasuredMismatch) -> list[str]:
