@@ -68,7 +68,9 @@ def require_positive(value: float, name: str) -> float:
 def require_number(value: float, name: str) -> float:
     """`value` as a float; raise unless it is a finite real number."""
     try:
-        number = float("no number" if isinstance(value, str | bytes) else value)
+        if isinstance(value, str | bytes):
+            raise TypeError  # float would read it
+        number = float(value)
     except (TypeError, ValueError, RuntimeError):  # the last by a tensor of several values
         shape = tuple(getattr(value, "shape", ()))
         got = f"{type(value).__name__} of shape {shape}" if shape else repr(value)

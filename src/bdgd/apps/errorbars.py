@@ -64,7 +64,7 @@ def _measure(job: Reproduction, model: Reconstructor, about: dict[str, Any]) -> 
     origin = {**about, "seconds": seconds, **provenance(FRESH, job.device)}
     note = f"QUICK: {images} images instead of 1000" if job.effort.quick else ""
     told = f"{MODEL}, {images} fresh ellipse images, {texts} with text, {texts} with the axis off."
-    text = bars_as_markdown(bars, f"{told} {note}.".removesuffix(" ."), origin)
+    text = bars_as_markdown(bars, f"{told} {note}." if note else told, origin)
     write_text(job.folder / "errorbars.md", text + "\n")
     numbers = {"provenance": origin, "bars": [asdict(bar) for bar in bars], **measured.to_dict()}
     write_json(job.folder / "errorbars.json", {"note": note, **numbers} if note else numbers)
